@@ -1,0 +1,1 @@
+"""narrowcast: precision scheduling for trained networks."""

@@ -1,0 +1,243 @@
+"""The graph language: how narrowcast builds, walks and rewrites Relax modules.
+
+The *normal form* (verified by ``passes.VerifyNormalForm``) is an IRModule with one Relax function ``main``:
+
+* its parameters are the model's inputs, under the user's names;
+* its body is one dataflow block of bindings ``var = op(args)`` (A-normal: arguments are variables, constants,
+  shapes and attributes, never nested calls), then the outputs: one tensor or a tuple of tensors;
+* every binding's variable name is unique and is *the op's name*: the name of the layer in the user's model, with
+  ``.N`` appended for the second and later op of one layer. Decisions, reasons and reports refer to it;
+* weights are constants, floating point tensors are float32, the form is that of inference.
+
+The *grouped form* (``passes.FuseGroups``) has a private function per fusion group; ``main`` calls them. The
+binding's name in ``main`` is the name of the group's anchor, and of the tensor that the group computes.
+
+Relax's own mutators rename variables; everything here keeps names. No pass writes into the caller's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from .errors import VerificationError
+
+Expr = tvm.ir.Expr
+Constant = tvm.ir.GenericConst
+
+
+def constant(array: np.ndarray) -> Constant:
+    """A Relax constant that owns a copy of ``array``."""
+    return relax.const(np.ascontiguousarray(array), str(array.dtype))
+
+
+def constant_value(expr: Expr) -> np.ndarray:
+    """The array of a Relax constant; VerificationError for any other expression."""
+    if not isinstance(expr, Constant):
+        raise VerificationError("a constant was required", found=type(expr).__name__)
+    return expr.value.numpy()
+
+
+def op_name(expr: Expr) -> str | None:
+    """``"relax.nn.conv2d"`` for a call of that operator; None for anything else."""
+    if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
+        return expr.op.name
+    return None
+
+
+def shape_of(expr: Expr) -> tuple[int, ...]:
+    """The static shape of a tensor expression; VerificationError where a dim is symbolic."""
+    dims = expr.ty.shape
+    if dims is None or not all(isinstance(d, tvm.tirx.IntImm) for d in dims):
+        raise VerificationError("a static shape was required", found=str(expr.ty))
+    return tuple(int(d) for d in dims)
+
+
+def dtype_of(expr: Expr) -> str:
+    """The element type of a tensor expression, such as ``"float32"``."""
+    return str(expr.ty.dtype)
+
+
+def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
+    """The bindings of a function in normal form, in order."""
+    return [b for block in func.body.blocks for b in block.bindings]
+
+
+def outputs_of(func: relax.Function) -> list[relax.Var]:
+    """The variables a function in normal form returns, in order."""
+    result = func.body.body
+    bound = {b.var: b.value for b in bindings_of(func)}
+    while result in bound and isinstance(bound[result], (relax.Var, relax.Tuple)):
+        result = bound[result]
+    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
+
+
+class GraphBuilder:
+    """Builds a function in normal form; unlike ``relax.BlockBuilder`` it keeps the names it is given.
+
+    ``emit`` infers the type, makes the name unique and returns the variable; ``finish`` returns the function.
+    """
+
+    def __init__(self, inputs: Sequence[relax.Var]) -> None:
+        self.inputs = list(inputs)
+        self._normalizer = relax.BlockBuilder()
+        self._bindings: list[relax.VarBinding] = []
+        self._names = {v.name for v in inputs}
+
+    def emit(self, value: Expr, name: str) -> relax.Var:
+        """Bind ``value`` to a fresh variable called ``name`` (``name.1``, ``name.2`` … where taken)."""
+        value = self._normalizer.normalize(value)
+        var = relax.DataflowVar(self.unique(name), value.ty)
+        self._bindings.append(relax.VarBinding(var, value))
+        return var
+
+    def unique(self, name: str) -> str:
+        """``name``, or ``name.N`` with the smallest free N; the result is taken from then on."""
+        candidate, n = name, 0
+        while candidate in self._names:
+            n += 1
+            candidate = f"{name}.{n}"
+        self._names.add(candidate)
+        return candidate
+
+    def finish(self, outputs: Sequence[relax.Var], *, as_tuple: bool = False,
+               attrs: Mapping[str, object] | None = None) -> relax.Function:
+        """The function that returns ``outputs`` (a tuple when there are several, or when asked for)."""
+        value = relax.Tuple(list(outputs)) if as_tuple or len(outputs) != 1 else outputs[0]
+        value = self._normalizer.normalize(value)
+        result = relax.Var("output", value.ty)
+        block = relax.DataflowBlock([*self._bindings, relax.VarBinding(result, value)])
+        body = self._normalizer.normalize(relax.SeqExpr([block], result))
+        func = relax.Function(self.inputs, body, ret_ty=result.ty)
+        return func.with_attrs(dict(attrs)) if attrs else func
+
+
+Rewrite = Callable[[GraphBuilder, relax.VarBinding, Expr], Expr]
+
+
+def rewrite(func: relax.Function, visit: Rewrite) -> relax.Function:
+    """Rebuild ``func`` binding by binding.
+
+    ``visit(builder, binding, value)`` gets the old binding and its value with the arguments already replaced by the
+    rebuilt ones. It returns the variable or constant that stands for the binding from now on; it may emit any
+    number of bindings. Returning ``value`` itself (the call) emits it under the old name.
+    """
+    builder = GraphBuilder(func.params)
+    replaced: dict[relax.Var, Expr] = {}
+    outputs = outputs_of(func)
+    as_tuple = isinstance(func.ret_ty, relax.TupleType)
+    for binding in op_bindings(func):
+        value = substitute(binding.value, replaced)
+        result = visit(builder, binding, value)
+        if not isinstance(result, (relax.Var, Constant)):
+            result = builder.emit(result, binding.var.name)
+        replaced[binding.var] = result
+    results = [substitute(v, replaced) for v in outputs]
+    results = [r if isinstance(r, relax.Var) else builder.emit(r, v.name) for r, v in zip(results, outputs, strict=True)]
+    return builder.finish(results, as_tuple=as_tuple, attrs=func.attrs)
+
+
+def op_bindings(func: relax.Function) -> list[relax.VarBinding]:
+    """The bindings that compute something: all but the one that names the outputs."""
+    last = func.body.body
+    return [b for b in bindings_of(func)
+            if not (b.var.same_as(last) and isinstance(b.value, (relax.Var, relax.Tuple)))]
+
+
+def substitute(expr: Expr, replaced: Mapping[relax.Var, Expr]) -> Expr:
+    """``expr`` with variables replaced (one level: normal form has no nesting but tuples)."""
+    if isinstance(expr, relax.Var):
+        return replaced.get(expr, expr)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([substitute(f, replaced) for f in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(expr.tuple_value, replaced), expr.index)
+    if isinstance(expr, relax.Call):
+        args = [substitute(a, replaced) for a in expr.args]
+        if all(a.same_as(b) for a, b in zip(args, expr.args, strict=True)):
+            return expr
+        return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+    return expr
+
+
+def uses_of(func: relax.Function) -> dict[relax.Var, list[relax.VarBinding]]:
+    """For every variable the op bindings that read it, in order (a binding that reads it twice is listed once)."""
+    uses: dict[relax.Var, list[relax.VarBinding]] = {}
+    for binding in op_bindings(func):
+        for var in dict.fromkeys(variables_of(binding.value)):
+            uses.setdefault(var, []).append(binding)
+    return uses
+
+
+def variables_of(expr: Expr) -> Iterable[relax.Var]:
+    """The variables an expression of normal form reads, in order."""
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.Tuple):
+        for field in expr.fields:
+            yield from variables_of(field)
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from variables_of(expr.tuple_value)
+    elif isinstance(expr, relax.Call):
+        for arg in expr.args:
+            yield from variables_of(arg)
+
+
+def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
+    """A new module that is ``mod`` with ``main`` replaced."""
+    functions = {gv: f for gv, f in mod.functions.items() if gv.name_hint != "main"}
+    functions[tvm.ir.GlobalVar("main")] = main.with_attr("global_symbol", "main")
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A fusion group: the unit of decision, of cost, of code and of the report.
+
+    name : the anchor's op name, which is also the name of the tensor the group computes.
+    kind : what its anchor is, one of ``GROUP_KINDS``.
+    function : the private Relax function; its constants (weights, biases) are inside its body.
+    inputs : names of the tensors it reads, one per parameter of ``function``: other groups or model inputs.
+    """
+
+    name: str
+    kind: str
+    function: relax.Function
+    inputs: tuple[str, ...]
+
+    @property
+    def bindings(self) -> list[relax.VarBinding]:
+        return op_bindings(self.function)
+
+    @property
+    def anchor(self) -> relax.VarBinding:
+        """The anchor's binding: the first op of the body that is not part of the prologue."""
+        return next(b for b in self.bindings if b.var.name == self.name)
+
+
+# Kinds whose anchor multiplies and adds: these are decided between the precisions.
+COMPUTE_KINDS = ("conv", "depthwise", "matmul", "batched_matmul", "attention")
+# Kinds that compute in FP32 whatever they read and write.
+FLOAT_KINDS = ("softmax", "layer_norm", "rms_norm", "pool", "reduce", "elementwise")
+# Kinds that only move elements: what they write has the storage of what they read.
+MOVEMENT_KINDS = ("movement",)
+# Everything else: float32 storage, code through TVM's legalization (or a kernel of its own, as for lstm).
+OPAQUE_KINDS = ("opaque",)
+GROUP_KINDS = COMPUTE_KINDS + FLOAT_KINDS + MOVEMENT_KINDS + OPAQUE_KINDS
+
+
+def groups_of(mod: tvm.IRModule) -> list[Group]:
+    """The fusion groups of a module in grouped form, in execution order."""
+    groups = []
+    for binding in op_bindings(mod["main"]):
+        call = binding.value
+        if isinstance(call, relax.TupleGetItem):
+            continue
+        function = mod[call.op]
+        groups.append(Group(name=binding.var.name, kind=str(function.attrs["group"]), function=function,
+                            inputs=tuple(arg.name for arg in call.args)))
+    return groups

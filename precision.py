@@ -1,0 +1,165 @@
+"""Precision as data: what a value is stored as, what an op computes in, and why.
+
+Everything here is frozen and round-trips through JSON. Deciding yields a :class:`PrecisionPlan`; lowering, the
+reference evaluator and the report only read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from .errors import PlanError
+
+
+class Precision(str, Enum):
+    """What the multiply-adds of an op read. Accumulators and epilogues are s32/float32 throughout."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def storage_dtype(self) -> str:
+        """The element type of the tensors an op of this precision reads."""
+        return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "uint8"}[self.value]
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Affine u8 quantization of a tensor: ``real = scale * (q - zero_point)``, ``q`` in 0…255.
+
+    ``q = clip(round_half_even(real / scale) + zero_point, 0, 255)``, computed in float32 as ``real * (1 / scale)``
+    with the reciprocal rounded to float32.
+    """
+
+    scale: float
+    zero_point: int
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.scale) and self.scale > 0 and 0 <= self.zero_point <= 255):
+            raise PlanError("unusable quantization parameters", found=(self.scale, self.zero_point),
+                            expected="a finite scale above 0 and a zero point in 0…255")
+
+    @classmethod
+    def from_range(cls, low: float, high: float) -> QParams:
+        """The parameters that cover [low, high] extended to contain 0, so that 0 is exact; the zero point is 0 where
+        nothing is negative."""
+        low, high = min(float(low), 0.0), max(float(high), 0.0)
+        scale = float(np.float32(max(high - low, 1e-30) / 255.0))
+        scale = max(scale, float(np.finfo(np.float32).tiny))
+        return cls(scale=scale, zero_point=int(np.clip(np.rint(-low / scale), 0, 255)))
+
+    @property
+    def inverse_scale(self) -> float:
+        """``1 / scale`` rounded to float32, the factor that kernels multiply by."""
+        return float(np.float32(1.0) / np.float32(self.scale))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One materialisation of a tensor in memory.
+
+    dtype : "float32", "bfloat16", "uint8" (then with ``qparams``), or a tensor's own integer or boolean type.
+    """
+
+    dtype: str
+    qparams: QParams | None = None
+
+    def __post_init__(self) -> None:
+        if (self.dtype == "uint8") != (self.qparams is not None) and self.dtype in ("float32", "bfloat16", "uint8"):
+            raise PlanError("uint8 storage needs quantization parameters, and no other has them", found=self)
+
+
+FLOAT32 = Storage("float32")
+BFLOAT16 = Storage("bfloat16")
+# The order in which a consumer that may read any storage prefers them.
+STORAGE_PREFERENCE = ("float32", "bfloat16", "uint8")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one fusion group, and why.
+
+    op : the group's name: the layer's name in the user's model.
+    kind : the group's kind (``ir.GROUP_KINDS``).
+    precision : what its multiply-adds read; FP32 for groups without.
+    reason : one sentence.
+    stores : the materialisations of the tensor it computes that its own kernel writes; at least one.
+    per_channel : whether INT8 weights have a scale per output channel (the default) or one for the tensor.
+    macs : multiply-adds per call.
+    cost_us : microseconds per call, measured; None where nothing was measured.
+    error : the predicted share of the output's noise that the decision causes; None where not predicted.
+    """
+
+    op: str
+    kind: str
+    precision: Precision
+    reason: str
+    stores: tuple[Storage, ...] = (FLOAT32,)
+    per_channel: bool = True
+    macs: int = 0
+    cost_us: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """A decision for every fusion group, in execution order, and the storage of every tensor.
+
+    casts : extra materialisations, by tensor name, that a stand-alone cast makes because the producing kernel has no
+        epilogue to do it.
+    module_hash : structural hash of the grouped module the plan belongs to.
+    seed : the seed it was found with.
+    """
+
+    decisions: tuple[Decision, ...]
+    casts: Mapping[str, tuple[Storage, ...]] = field(default_factory=dict)
+    module_hash: str = ""
+    seed: int = 0
+
+    def __getitem__(self, op: str) -> Decision:
+        for decision in self.decisions:
+            if decision.op == op:
+                return decision
+        raise KeyError(op)
+
+    def stored(self, tensor: str) -> tuple[Storage, ...]:
+        """All materialisations of a group's tensor: its kernel's own, then those of stand-alone casts.
+
+        For a model input only the casts; what the user passes comes on top.
+        """
+        own = next((d.stores for d in self.decisions if d.op == tensor), ())
+        return (*own, *self.casts.get(tensor, ()))
+
+    def to_json(self) -> str:
+        """The plan as JSON, keys sorted, so that equal plans are equal text."""
+        return json.dumps(asdict(self), sort_keys=True, indent=1, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrecisionPlan:
+        """The plan that ``to_json`` wrote; PlanError for any other text."""
+        try:
+            raw = json.loads(text)
+            decisions = tuple(
+                Decision(**{**d, "precision": Precision(d["precision"]),
+                            "stores": tuple(_storage(s) for s in d["stores"])})
+                for d in raw["decisions"])
+            casts = {k: tuple(_storage(s) for s in v) for k, v in raw["casts"].items()}
+            return cls(decisions, casts, raw["module_hash"], raw["seed"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise PlanError("the text is not a precision plan", found=str(error),
+                            hint="pass what PrecisionPlan.to_json wrote") from error
+
+
+def _storage(raw: Mapping[str, object]) -> Storage:
+    qparams = raw["qparams"]
+    return Storage(str(raw["dtype"]), QParams(**qparams) if isinstance(qparams, Mapping) else None)
