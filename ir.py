@@ -218,6 +218,15 @@ class Group:
         """The anchor's binding: the first op of the body that is not part of the prologue."""
         return next(b for b in self.bindings if b.var.name == self.name)
 
+    @property
+    def exact_inputs(self) -> tuple[int, ...]:
+        """Indices of the parameters that the anchor itself multiplies: they must be stored in exactly the group's
+        precision. Empty for kinds without multiply-adds; all other parameters are read from whatever is stored."""
+        if self.kind not in COMPUTE_KINDS:
+            return ()
+        data = self.anchor.value.args[:3 if self.kind == "attention" else 2]
+        return tuple(i for i, p in enumerate(self.function.params) if any(p.same_as(a) for a in data))
+
 
 # Kinds whose anchor multiplies and adds: these are decided between the precisions.
 COMPUTE_KINDS = ("conv", "depthwise", "matmul", "batched_matmul", "attention")
