@@ -1,0 +1,80 @@
+"""Machine code of a lowered module: built once into a shared library, which is what runs, is verified and is saved."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import transform
+
+from ..errors import ProgramError, TargetError
+
+# TVM's default pipeline without the passes that want PrimFuncs with a root block, which kernels here do not have.
+_PIPELINE = (
+    transform.ToNonDataflow, transform.RemovePurityChecking, transform.CallTIRRewrite, transform.StaticPlanBlockMemory,
+    transform.LowerAllocTensor, transform.KillAfterLastUse, transform.LowerRuntimeBuiltin, transform.ComputePrimValue,
+    transform.VMShapeLower, transform.AttachGlobalSymbol,
+)
+
+
+def build_executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
+    """Compile a lowered module in memory."""
+    return tvm.compile(mod, target, relax_pipeline=tvm.transform.Sequential([p() for p in _PIPELINE]))
+
+
+def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
+    """Compile a lowered module to the bytes of a shared library; TargetError where the machine has no linker."""
+    if not any(shutil.which(c) for c in ("g++", "c++", "clang++", "cc", "gcc")):
+        raise TargetError("a program is linked with the system's C++ compiler, and none was found",
+                          expected="g++ or clang++ on the PATH", hint="install one, for example the package g++")
+    executable = build_executable(mod, target)
+    with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
+        path = Path(folder) / "program.so"
+        executable.export_library(str(path))
+        return path.read_bytes()
+
+
+class Executable:
+    """A loaded library: ``main(inputs..., constants...)`` on this machine's CPU, with ``threads`` threads."""
+
+    def __init__(self, library: bytes, constants: Sequence[np.ndarray], threads: int) -> None:
+        with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
+            path = Path(folder) / "program.so"
+            path.write_bytes(library)
+            try:
+                self._library = tvm.runtime.load_module(str(path))
+            except (RuntimeError, OSError) as error:
+                raise ProgramError("the program's machine code cannot be loaded on this machine",
+                                   found=str(error).splitlines()[-1]) from error
+        self._main = relax.VirtualMachine(self._library, tvm.cpu())["main"]
+        self._constants = [tvm.runtime.tensor(c) for c in constants]
+        self._lock = threading.Lock()
+        self.threads = threads
+
+    def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run once. Inputs are copied into aligned memory; the outputs are new arrays."""
+        result = self.run([tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs])
+        return [r.numpy() for r in result]
+
+    def run(self, inputs: Sequence[tvm.runtime.Tensor]) -> list[tvm.runtime.Tensor]:
+        """Run once on TVM tensors, without copies. Calls from several threads take turns."""
+        with self._lock:
+            use_threads(self.threads)
+            result = self._main(*inputs, *self._constants)
+        return [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+
+
+_pool = threading.local()  # TVM keeps one thread pool per calling thread
+
+
+def use_threads(threads: int) -> None:
+    """Let this thread's TVM pool run ``threads`` threads from now on; a pool is as large as ``TVM_NUM_THREADS``."""
+    if getattr(_pool, "threads", None) != threads:
+        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        _pool.threads = threads

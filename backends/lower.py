@@ -1,0 +1,183 @@
+"""Lowering: from the grouped graph and a plan to a Relax module of kernel calls.
+
+The plan is obeyed, nothing is decided here. ``main`` of the lowered module takes the model's inputs, then every packed
+constant; each fusion group is one ``call_tir``, each stand-alone cast another. Kernels that came out equal are
+shared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from ..errors import PlanError, VerificationError
+from ..ir import Group, GraphBuilder, groups_of, op_bindings, outputs_of, shape_of, with_main
+from ..precision import FLOAT32, PrecisionPlan, Storage, readable
+from .cpu.cast import build_cast
+from .cpu.emit import emit
+from .cpu.kernel import Kernel, KernelRequest
+from .target import Capabilities
+
+# bfloat16 travels as its bits: TVM's LLVM code generation has no bfloat type.
+RUNTIME_DTYPE = {"bfloat16": "uint16"}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered module.
+
+    mod : IRModule with ``main`` and one PrimFunc per distinct kernel.
+    constants : the arrays ``main`` takes after the model's inputs, in order.
+    functions : name of the PrimFunc that computes each group, by group name.
+    kernels : the kernel of each group, by group name.
+    casts : number of stand-alone casts.
+    """
+
+    mod: tvm.IRModule
+    constants: tuple[np.ndarray, ...]
+    functions: dict[str, str]
+    kernels: dict[str, Kernel]
+    casts: int
+
+
+def request_for(group: Group, plan: PrecisionPlan, stored: Callable[[str], tuple[Storage, ...]]) -> KernelRequest:
+    """What the plan asks of a group's kernel; ``stored`` gives all materialisations of a tensor."""
+    decision = plan[group.name]
+    inputs = tuple(
+        readable(stored(name), decision.precision if i in group.exact_inputs else None)
+        for i, name in enumerate(group.inputs))
+    return KernelRequest(group, decision.precision, inputs, decision.stores, decision.per_channel)
+
+
+def lower(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilities, threads: int, *,
+          emit_group: Callable[[KernelRequest], Kernel] | None = None) -> Lowered:
+    """Lower a module in grouped form.
+
+    Raises PlanError where the plan is not one of this module, UnsupportedOperatorError where a group has no kernel.
+    ``emit_group`` replaces the kernel generator, so that a caller can keep kernels between plans.
+    """
+    groups = groups_of(mod)
+    if [g.name for g in groups] != [d.op for d in plan.decisions]:
+        raise PlanError("the plan belongs to another module", found=f"{len(plan.decisions)} decisions",
+                        expected=f"one for each of {len(groups)} groups")
+    emit_group = emit_group or (lambda request: emit(request, capabilities, threads))
+    return _Lowering(mod, plan, groups, emit_group, threads).run()
+
+
+@dataclass
+class _Lowering:
+    mod: tvm.IRModule
+    plan: PrecisionPlan
+    groups: list[Group]
+    emit_group: Callable[[KernelRequest], Kernel]
+    threads: int
+    values: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
+    fields: dict[str, list[relax.Var]] = field(default_factory=dict)
+    natives: dict[str, Storage] = field(default_factory=dict)
+    constants: list[np.ndarray] = field(default_factory=list)
+    constant_vars: list[relax.Var] = field(default_factory=list)
+    functions: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    casts: int = 0
+
+    def run(self) -> Lowered:
+        main = self.mod["main"]
+        self.library = relax.BlockBuilder()
+        self.shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
+        self.names: set[str] = {"main"}
+        self.builder = GraphBuilder(main.params)
+        for param in main.params:
+            self.natives[param.name] = Storage(str(param.ty.dtype))
+            self.values[param.name, str(param.ty.dtype)] = param
+            self._cast_all(param.name, shape_of(param))
+        groups = {g.name: g for g in self.groups}
+        for binding in op_bindings(main):
+            if isinstance(binding.value, relax.TupleGetItem):
+                self._project(binding)
+            else:
+                self._call(groups[binding.var.name])
+        return self._finish(main)
+
+    def _stored(self, name: str) -> tuple[Storage, ...]:
+        planned = self.plan.stored(name)
+        return (self.natives[name], *planned) if name in self.natives else planned
+
+    def _call(self, group: Group) -> None:
+        request = request_for(group, self.plan, self._stored)
+        kernel = self.emit_group(request)
+        self.kernels[group.name] = kernel
+        args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
+        outputs = self._launch(kernel, group.name, args)
+        self.functions[group.name] = self.last_function
+        if isinstance(group.function.ret_ty, relax.TupleType):
+            self.fields[group.name] = outputs
+            return
+        for storage, var in zip(request.outputs, outputs, strict=True):
+            self.values[group.name, storage.dtype] = var
+        self._cast_all(group.name, shape_of(outputs[0]))
+
+    def _project(self, binding: relax.VarBinding) -> None:
+        name, source = binding.var.name, binding.value.tuple_value.name
+        var = self.fields[source][binding.value.index]
+        self.natives[name] = Storage(str(var.ty.dtype))
+        self.values[name, str(var.ty.dtype)] = var
+        self._cast_all(name, shape_of(var))
+
+    def _cast_all(self, name: str, shape: tuple[int, ...]) -> None:
+        """Make the materialisations of ``name`` that the plan leaves to stand-alone casts."""
+        for storage in self.plan.casts.get(name, ()):
+            source = readable(tuple(s for s in self._stored(name) if (name, s.dtype) in self.values), None)
+            kernel = build_cast(shape, source, storage, self.threads)
+            self.values[name, storage.dtype], = self._launch(kernel, f"{name}.to_{storage.dtype}",
+                                                             [self.values[name, source.dtype]])
+            self.casts += 1
+
+    def _launch(self, kernel: Kernel, name: str, args: list[relax.Var]) -> list[relax.Var]:
+        constants = []
+        for i, array in enumerate(kernel.constants):
+            var = relax.Var(self.builder.unique(f"{name}.constant{i}"), relax.TensorType(array.shape, str(array.dtype)))
+            constants.append(var)
+            self.constants.append(array)
+            self.constant_vars.append(var)
+        func = kernel.func
+        buffers = [func.buffer_map[p] for p in func.params[len(args) + len(constants):]]
+        types = [relax.TensorType([int(d) for d in b.shape], str(b.dtype)) for b in buffers]
+        call = relax.call_tir(self._function(func, name), [*args, *constants], types if len(types) > 1 else types[0])
+        result = self.builder.emit(call, name)
+        if len(types) == 1:
+            return [result]
+        return [self.builder.emit(relax.TupleGetItem(result, i), f"{name}.{t.dtype}") for i, t in enumerate(types)]
+
+    def _function(self, func: tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
+        """The GlobalVar of ``func`` in the lowered module, shared with an equal function that is there already."""
+        func = func.without_attr("global_symbol") if "global_symbol" in (func.attrs or {}) else func
+        key = tvm_ffi.structural_hash(func)
+        known = self.shared.get(key)
+        if known is None or not tvm_ffi.structural_equal(known[0], func):
+            symbol = re.sub(r"\W", "_", name)
+            while symbol in self.names:
+                symbol += "_"
+            self.names.add(symbol)
+            known = func, self.library.add_func(func.with_attr("global_symbol", symbol), symbol)
+            self.shared[key] = known
+        self.last_function = known[1].name_hint
+        return known[1]
+
+    def _finish(self, main: relax.Function) -> Lowered:
+        results = []
+        for var in outputs_of(main):
+            dtype = str(var.ty.dtype)
+            if (var.name, dtype) not in self.values:
+                raise VerificationError("an output is not stored in its own type", layer=var.name,
+                                        found=self._stored(var.name), expected=FLOAT32)
+            results.append(self.values[var.name, dtype])
+        self.builder.inputs += self.constant_vars
+        func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType))
+        mod = with_main(self.library.get(), func)
+        return Lowered(mod, tuple(self.constants), self.functions, self.kernels, self.casts)

@@ -1,0 +1,251 @@
+"""``Program``: a compiled network: run it, look into it, benchmark it, save it and load it.
+
+Loading and running needs TVM's runtime and NumPy; PyTorch is not imported unless tensors of it are passed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import tvm
+
+from .backends.executable import Executable, build_executable
+from .container import read_container, write_container
+from .errors import ProgramError
+from .precision import PrecisionPlan
+from .report import Report
+from .stages import Stage, stages_from_json, stages_to_json
+
+SOURCES = ("relax", "tir", "llvm", "asm")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and element type of an input or output."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall time of one call, in milliseconds, and what it means.
+
+    throughput : calls per second at the median. peak_share : multiply-adds per second at the median as a share of what
+    the machine can do at each group's precision (measured in the same run); None where nothing multiplies.
+    """
+
+    median_ms: float
+    p95_ms: float
+    minimum_ms: float
+    throughput: float
+    runs: int
+    threads: int
+    peak_share: float | None
+
+
+class Program:
+    """A compiled network. Made by ``narrowcast.compile`` and ``narrowcast.load``.
+
+    Attributes
+    ----------
+    plan : the decision for every fusion group.
+    report : what the compilation measured.
+    stages : the graph after each pass.
+    inputs, outputs : what a call takes and gives.
+    """
+
+    def __init__(
+        self, *, library: bytes, lowered: tvm.IRModule, functions: Mapping[str, str], constants: Sequence[np.ndarray],
+        inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], plan: PrecisionPlan, report: Report,
+        stages: Sequence[Stage], mcpu: str,
+    ) -> None:
+        self._library = library
+        self._lowered = lowered
+        self._functions = dict(functions)
+        self._constants = tuple(constants)
+        self._mcpu = mcpu
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.plan = plan
+        self.report = report
+        self.stages = tuple(stages)
+        self._executable = Executable(library, constants, report.threads)
+
+    # Running -----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network once.
+
+        Inputs are NumPy arrays or PyTorch tensors, by position or by name, of exactly the compiled shapes. One output
+        comes back as it is, several as a tuple: NumPy for NumPy, PyTorch for PyTorch. ProgramError names the input
+        that does not fit.
+        """
+        values = self._bind(args, kwargs)
+        as_torch = any(_is_torch(v) for v in values)
+        arrays = [_checked(v, spec) for v, spec in zip(values, self.inputs, strict=True)]
+        results: list[Any] = self.run(arrays)
+        if as_torch:
+            torch = sys.modules["torch"]
+            results = [torch.from_numpy(r) for r in results]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on arrays that have the compiled shapes and types already; always gives a list."""
+        return self._executable(arrays)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        names = [spec.name for spec in self.inputs]
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            kwargs, args = {**args[0], **kwargs}, ()
+        named = dict(zip(names, args, strict=False))
+        unknown = [n for n in kwargs if n not in names]
+        twice = [n for n in kwargs if n in named]
+        named.update(kwargs)
+        missing = [n for n in names if n not in named]
+        if len(args) > len(names) or unknown or twice or missing:
+            raise ProgramError(
+                "the call does not match the program's inputs",
+                found=f"{len(args)} by position, by name {sorted(kwargs) or 'none'}",
+                expected=", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in self.inputs))
+        return [named[n] for n in names]
+
+    # Looking into it ---------------------------------------------------------------------------------------------
+
+    def source(self, kind: str = "tir", layer: str | None = None) -> str:
+        """The emitted code: ``"relax"``, ``"tir"``, ``"llvm"`` or ``"asm"``; of the whole program or of one layer.
+
+        Raises ProgramError for an unknown kind or layer.
+        """
+        if kind not in SOURCES:
+            raise ProgramError(f"no source of kind {kind!r}", expected=", ".join(SOURCES))
+        mod = self._lowered
+        if layer is not None:
+            if layer not in self._functions:
+                raise ProgramError(f"no layer {layer!r} in the program", expected=", ".join(self._functions))
+            name = self._functions[layer]
+            mod = tvm.IRModule({tvm.ir.GlobalVar(name): self._lowered[name]})
+        if kind == "relax":
+            return mod.script(show_meta=False) if layer is not None else mod["main"].script(show_meta=False)
+        if kind == "tir":
+            kernels = {gv: f for gv, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)}
+            return tvm.IRModule(kernels).script(show_meta=False)
+        from .backends.target import tvm_target_for
+        module = build_executable(mod, tvm_target_for(self._mcpu)).mod
+        texts = [m.inspect_source("ll" if kind == "llvm" else "asm") for m in (module, *module.imports) if m.kind == "llvm"]
+        return "\n".join(texts)
+
+    def benchmark(self, *args: Any, runs: int = 100, warmup: int = 10) -> Timing:
+        """Time calls on ``args`` (seeded random values of the inputs' types where none are given).
+
+        The copy of the inputs into the program's memory is not counted, the copy of the outputs neither.
+        """
+        arrays = [_checked(v, s) for v, s in zip(args, self.inputs, strict=True)] if args else self.random_inputs()
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+        for _ in range(warmup):
+            self._executable.run(tensors)
+        times = np.empty(runs)
+        for i in range(runs):
+            start = time.perf_counter()
+            self._executable.run(tensors)
+            times[i] = time.perf_counter() - start
+        median = float(np.median(times))
+        return Timing(median * 1e3, float(np.percentile(times, 95)) * 1e3, float(times.min()) * 1e3, 1 / median, runs,
+                      self.report.threads, self._peak_share(median))
+
+    def _peak_share(self, seconds: float) -> float | None:
+        from .backends.cpu.peak import peak_macs_per_second
+        from .backends.target import capabilities_for
+        work: dict[str, int] = {}
+        for decision in self.plan.decisions:
+            if decision.macs:
+                work[decision.precision.value] = work.get(decision.precision.value, 0) + decision.macs
+        if not work:
+            return None
+        capabilities = capabilities_for(self._mcpu)
+        ideal = sum(macs / peak_macs_per_second(precision, capabilities, self.report.threads)
+                    for precision, macs in work.items())
+        return ideal / seconds
+
+    def random_inputs(self, seed: int = 0) -> list[np.ndarray]:
+        """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices)."""
+        rng = np.random.default_rng(seed)
+        return [rng.standard_normal(s.shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(s.shape, s.dtype)
+                for s in self.inputs]
+
+    # Keeping it --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Save to one file, atomically; returns its path. ``narrowcast.load`` reads it in any process."""
+        path = Path(path)
+        constants = {f"{i:05d}": c for i, c in enumerate(self._constants)}
+        meta = {"mcpu": self._mcpu, "functions": self._functions, "inputs": [asdict(s) for s in self.inputs],
+                "outputs": [asdict(s) for s in self.outputs], "tvm": tvm.__version__}
+        write_container(path, {
+            "program.json": json.dumps(meta, sort_keys=True).encode(),
+            "plan.json": self.plan.to_json().encode(),
+            "report.json": self.report.to_json().encode(),
+            "stages.json.z": zlib.compress(stages_to_json(self.stages).encode()),
+            "lowered.json.z": zlib.compress(tvm.ir.save_json(self._lowered).encode()),
+            "constants.safetensors": safetensors.numpy.save(constants),
+            "library.so": self._library,
+        })
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Program:
+        """The program that ``save`` wrote. Loading runs the machine code in the file: load only what you trust.
+
+        Raises ProgramError where the file is missing, damaged in any byte, or made for a CPU this machine is not.
+        """
+        parts = read_container(Path(path))
+        meta = json.loads(parts["program.json"])
+        if meta["tvm"] != tvm.__version__:
+            raise ProgramError(f"{path} was compiled with another TVM", found=meta["tvm"], expected=tvm.__version__,
+                               hint="compile the model again, or install that version")
+        from .backends.target import check_runs_here
+        check_runs_here(meta["mcpu"])
+        arrays = safetensors.numpy.load(parts["constants.safetensors"])
+        return cls(
+            library=parts["library.so"],
+            lowered=tvm.ir.load_json(zlib.decompress(parts["lowered.json.z"]).decode()),
+            functions=meta["functions"], constants=[arrays[k] for k in sorted(arrays)],
+            inputs=[_spec(s) for s in meta["inputs"]], outputs=[_spec(s) for s in meta["outputs"]],
+            plan=PrecisionPlan.from_json(parts["plan.json"].decode()),
+            report=Report.from_json(parts["report.json"].decode()),
+            stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()), mcpu=meta["mcpu"])
+
+
+def _spec(raw: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(raw["name"], tuple(raw["shape"]), raw["dtype"])
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _checked(value: Any, spec: TensorSpec) -> np.ndarray:
+    """``value`` as an array of the spec's shape and type; ProgramError names the input where it is not."""
+    array = value.detach().cpu().numpy() if _is_torch(value) else np.asarray(value)
+    exact = array.dtype == spec.dtype
+    widened = {("float64", "float32"), ("float16", "float32"), ("int32", "int64")}
+    if not exact and (str(array.dtype), spec.dtype) not in widened:
+        raise ProgramError(f"input '{spec.name}' has the wrong element type", found=str(array.dtype), expected=spec.dtype)
+    if array.shape != spec.shape:
+        dims = [i for i, (a, b) in enumerate(zip(array.shape, spec.shape, strict=False)) if a != b]
+        where = f"dim {dims[0]} differs" if dims and array.ndim == len(spec.shape) else "the rank differs"
+        raise ProgramError(f"input '{spec.name}' has the wrong shape: {where}", found=list(array.shape),
+                           expected=list(spec.shape), hint="compile with example inputs of the shape you need")
+    return array.astype(spec.dtype, copy=False)
