@@ -1,0 +1,188 @@
+"""Targets and what they can do.
+
+A target is a name: ``"cpu"`` is this machine, ``"cpu:znver4"`` a CPU by its LLVM name. What it can do follows from the
+name alone, by one table, so that any target can be planned for on any machine; only ``detect`` looks at this machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+
+from ..errors import TargetError
+from ..precision import Precision
+
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512"}
+_VNNI = _AVX512 | {"avx512_vnni"}
+_BF16 = _VNNI | {"avx512_bf16"}
+_AMX = _BF16 | {"avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"}
+
+_KIB = 1024
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What kernels may use on a target. A feature that is absent is unsupported.
+
+    features : "avx2", "fma", "f16c", "avx512" (F, BW, CD, DQ and VL together), "avx512_vnni", "avx512_bf16",
+        "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16".
+    vector_bits : width of the widest vector register.
+    l1_bytes, l2_bytes : data cache of one core.
+    """
+
+    features: frozenset[str]
+    vector_bits: int
+    l1_bytes: int
+    l2_bytes: int
+
+    @property
+    def registers(self) -> int:
+        """Number of vector registers."""
+        return 32 if "avx512" in self.features else 16
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """What multiply-adds may read on this backend, the most exact first."""
+        found = [Precision.FP32]
+        if "avx512_bf16" in self.features:
+            found.append(Precision.BF16)
+        if "avx512_vnni" in self.features:
+            found.append(Precision.INT8)
+        return tuple(found)
+
+
+def _cpu(features: frozenset[str], l1_kib: int, l2_kib: int) -> Capabilities:
+    bits = 512 if "avx512" in features else 256
+    return Capabilities(features, bits, l1_kib * _KIB, l2_kib * _KIB)
+
+
+# LLVM's CPU names. Caches from the vendors' optimization guides (per core).
+_CPUS = {
+    "znver5": _cpu(_BF16, 48, 1024),
+    "znver4": _cpu(_BF16, 32, 1024),
+    "znver3": _cpu(_AVX2, 32, 512),
+    "znver2": _cpu(_AVX2, 32, 512),
+    "znver1": _cpu(_AVX2, 32, 512),
+    "graniterapids": _cpu(_AMX, 48, 2048),
+    "emeraldrapids": _cpu(_AMX, 48, 2048),
+    "sapphirerapids": _cpu(_AMX, 48, 2048),
+    "cooperlake": _cpu(_BF16, 32, 1024),
+    "tigerlake": _cpu(_VNNI, 48, 1280),
+    "rocketlake": _cpu(_VNNI, 48, 512),
+    "icelake-server": _cpu(_VNNI, 48, 1280),
+    "icelake-client": _cpu(_VNNI, 48, 512),
+    "cascadelake": _cpu(_VNNI, 32, 1024),
+    "skylake-avx512": _cpu(_AVX512, 32, 1024),
+    "x86-64-v4": _cpu(_AVX512, 32, 1024),
+    "alderlake": _cpu(_AVX2, 32, 1280),
+    "skylake": _cpu(_AVX2, 32, 256),
+    "broadwell": _cpu(_AVX2, 32, 256),
+    "haswell": _cpu(_AVX2, 32, 256),
+    "x86-64-v3": _cpu(_AVX2, 32, 256),
+}
+
+# Linux's names of features (/proc/cpuinfo) that a feature of ours needs.
+_LINUX_FLAGS = {
+    "avx2": ("avx2", "bmi2", "movbe"), "fma": ("fma",), "f16c": ("f16c",),
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "avx512_vnni": ("avx512_vnni",), "avx512_bf16": ("avx512_bf16",), "avx512_fp16": ("avx512_fp16",),
+    "amx_tile": ("amx_tile",), "amx_int8": ("amx_int8",), "amx_bf16": ("amx_bf16",),
+}
+
+# Further flags that tell CPUs of one feature set apart: LLVM assumes that they are there.
+_LINUX_EXTRA = {
+    "znver5": ("avx512_vp2intersect", "avx_vnni"), "znver4": ("avx512_vbmi2", "vaes", "gfni"),
+    "znver3": ("vaes", "vpclmulqdq"), "znver2": ("clwb", "rdpid"), "znver1": ("sha_ni",),
+    "graniterapids": ("amx_fp16",), "tigerlake": ("avx512_vp2intersect", "gfni"), "rocketlake": ("gfni", "sha_ni"),
+    "icelake-server": ("gfni", "vaes", "avx512_vbmi2", "pconfig"), "icelake-client": ("gfni", "vaes", "avx512_vbmi2"),
+    "alderlake": ("avx_vnni", "gfni", "vaes"), "skylake": ("adx", "clflushopt", "xsavec"), "broadwell": ("adx",),
+}
+_VENDOR_PREFIX = {"AuthenticAMD": "znver"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code is generated for.
+
+    cpu : the CPU's LLVM name.
+    threads : cores that one call of the program uses.
+    """
+
+    cpu: str
+    threads: int
+
+    @classmethod
+    def parse(cls, text: str, threads: int | None = None) -> Target:
+        """The target ``"cpu"`` (this machine) or ``"cpu:<LLVM CPU name>"``; threads default to this machine's cores.
+
+        TargetError for an unknown kind or CPU, naming the closest known ones.
+        """
+        kind, _, cpu = str(text).partition(":")
+        if kind != "cpu":
+            raise TargetError("unknown target", found=text, expected="cpu or cpu:<LLVM CPU name>",
+                              hint=_suggest(str(text), ["cpu", *(f"cpu:{name}" for name in _CPUS)]))
+        if threads is None:
+            threads = len(os.sched_getaffinity(0))
+        if threads < 1:
+            raise TargetError("a target needs at least one thread", found=threads)
+        if not cpu:
+            return cls(detect(), threads)
+        if cpu not in _CPUS:
+            raise TargetError("unknown CPU", found=cpu, expected="a name that LLVM knows and narrowcast has caches for",
+                              hint=_suggest(cpu, list(_CPUS)))
+        return cls(cpu, threads)
+
+    def __str__(self) -> str:
+        return f"cpu:{self.cpu}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return capabilities(self)
+
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions that this target's kernels have, the most exact first."""
+        return capabilities(self).precisions
+
+    def tvm_target(self) -> tvm.target.Target:
+        """TVM's LLVM target for this CPU."""
+        return tvm.target.Target({"kind": "llvm", "mcpu": self.cpu, "num-cores": self.threads})
+
+
+def capabilities(target: Target) -> Capabilities:
+    """What ``target`` can do: a look-up by its name, nothing is probed."""
+    return _CPUS[target.cpu]
+
+
+def detect(cpuinfo: str | None = None) -> str:
+    """The LLVM name of this machine's CPU (or of the one whose /proc/cpuinfo text is given).
+
+    The first CPU of the table whose features the kernel reports; vendors are not mixed up. TargetError where not
+    even AVX2 is there.
+    """
+    if cpuinfo is None:
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    fields = dict(_field(line) for line in reversed(cpuinfo.splitlines()) if ":" in line)
+    flags = set(fields.get("flags", "").split())
+    prefix = _VENDOR_PREFIX.get(fields.get("vendor_id", ""), "")
+    for name, caps in _CPUS.items():
+        native = name.startswith(prefix) if prefix else not name.startswith("znver")
+        needed = {f for feature in caps.features for f in _LINUX_FLAGS[feature]} | set(_LINUX_EXTRA.get(name, ()))
+        if (native or name.startswith("x86-64")) and needed <= flags:
+            return name
+    raise TargetError("this CPU has no AVX2 and FMA", found=fields.get("model name"),
+                      expected="an x86-64 CPU of level v3 or higher")
+
+
+def _field(line: str) -> tuple[str, str]:
+    key, _, value = line.partition(":")
+    return key.strip(), value.strip()
+
+
+def _suggest(text: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
+    return "did you mean " + " or ".join(close) + "?" if close else "known: " + ", ".join(sorted(known))
