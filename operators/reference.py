@@ -1,0 +1,148 @@
+"""Reference semantics of the normal form in PyTorch: what every operator means, differentiable by autograd.
+
+``SEMANTICS`` maps operator names to functions, assembled from one table per family. Constant folding, calibration,
+the evaluator of plans and the tests of passes and kernels all run through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from tvm import relax
+
+from ..errors import DataError, UnsupportedOperatorError, VerificationError
+from ..ir import Constant, Expr, constant_value, op_bindings, op_name, outputs_of, variables_of
+from . import reference_elementwise, reference_nn, reference_reduce, reference_resize, reference_shape
+from .semantics import Semantics, Value, tensor_of
+
+SEMANTICS: dict[str, Semantics] = {
+    **reference_elementwise.TABLE,
+    **reference_nn.TABLE,
+    **reference_reduce.TABLE,
+    **reference_resize.TABLE,
+    **reference_shape.TABLE,
+}
+
+
+def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = None) -> Value:
+    """The value of one operator call.
+
+    Parameters
+    ----------
+    call : a call of an operator; its shapes, integers and attributes are read from it.
+    args : a value for every variable and every constant among its arguments, in order, those inside tuples
+        included (a variable of tuple type has a tuple).
+    layer : the name of the binding, for errors.
+
+    Raises UnsupportedOperatorError, naming the operator and the binding, where there are no semantics.
+    """
+    name = op_name(call)
+    if name not in SEMANTICS:
+        raise UnsupportedOperatorError(f"the operator {name or call.op} has no reference semantics", layer=layer,
+                                       hint="add it to a table of operators/reference_*.py")
+    values = iter(args)
+    arguments = [_argument(a, values) for a in call.args]
+    try:
+        return SEMANTICS[name](arguments, call)
+    except UnsupportedOperatorError as error:
+        if layer is None or error.layer is not None:
+            raise
+        raise UnsupportedOperatorError(error.problem, layer=layer, found=error.found, expected=error.expected,
+                                       hint=error.hint) from error
+
+
+def _argument(expr: Expr, values: Iterator[Value]) -> Any:
+    if isinstance(expr, (relax.Var, Constant)):
+        return next(values)
+    if isinstance(expr, relax.Tuple):
+        return tuple(_argument(f, values) for f in expr.fields)
+    if isinstance(expr, relax.ShapeExpr):
+        return tuple(_argument(v, values) for v in expr.values)
+    if isinstance(expr, (tvm.tirx.IntImm, tvm.tirx.FloatImm)):
+        return expr.value
+    raise VerificationError("an argument that is not of the normal form", found=str(expr))
+
+
+def leaves_of(expr: Expr) -> Iterator[relax.Var | Constant]:
+    """The variables and constants among a call's arguments, in the order ``evaluate_call`` wants their values."""
+    if isinstance(expr, (relax.Var, Constant)):
+        yield expr
+    elif isinstance(expr, relax.Tuple):
+        for field in expr.fields:
+            yield from leaves_of(field)
+    elif isinstance(expr, relax.Call):
+        for arg in expr.args:
+            yield from leaves_of(arg)
+
+
+def run(mod_or_func: tvm.IRModule | relax.Function,
+        inputs: Mapping[str, torch.Tensor] | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of a function of the normal form, or of a module's ``main``, plain or grouped.
+
+    ``inputs`` are PyTorch tensors by parameter name or in order. Values are dropped after their last use.
+    Raises DataError for missing inputs, UnsupportedOperatorError as ``evaluate_call``.
+    """
+    mod = mod_or_func if isinstance(mod_or_func, tvm.IRModule) else None
+    func = mod["main"] if mod is not None else mod_or_func
+    return _run(func, _ordered(func, inputs), mod)
+
+
+def _ordered(func: relax.Function,
+             inputs: Mapping[str, torch.Tensor] | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    names = [p.name for p in func.params]
+    if isinstance(inputs, Mapping):
+        missing = [n for n in names if n not in inputs]
+        if missing:
+            raise DataError("inputs are missing", found=sorted(inputs), expected=names)
+        return [inputs[n] for n in names]
+    if len(inputs) != len(names):
+        raise DataError("the wrong number of inputs", found=len(inputs), expected=names)
+    return list(inputs)
+
+
+def _run(func: relax.Function, inputs: Sequence[torch.Tensor], mod: tvm.IRModule | None) -> list[torch.Tensor]:
+    values: dict[relax.Var, Value] = dict(zip(func.params, inputs, strict=True))
+    outputs, bindings = outputs_of(func), op_bindings(func)
+    last_use = {var: i for i, b in enumerate(bindings) for var in variables_of(b.value)}
+    last_use.update(dict.fromkeys(outputs, len(bindings)))
+    for i, binding in enumerate(bindings):
+        values[binding.var] = _value(binding, values, mod)
+        for var in (*variables_of(binding.value), binding.var):
+            if last_use.get(var, i) <= i:
+                values.pop(var, None)
+    results: list[torch.Tensor] = []
+    for var in outputs:
+        value = values[var]
+        results.extend(value if isinstance(value, tuple) else (value,))
+    return results
+
+
+def _value(binding: relax.VarBinding, values: Mapping[relax.Var, Value], mod: tvm.IRModule | None) -> Value:
+    expr = binding.value
+    if isinstance(expr, (relax.Var, Constant)):
+        return _leaf(expr, values)
+    if isinstance(expr, relax.Tuple):
+        return tuple(_leaf(f, values) for f in expr.fields)  # type: ignore[misc]
+    if isinstance(expr, relax.TupleGetItem):
+        return values[expr.tuple_value][expr.index]
+    leaves = [_leaf(leaf, values) for leaf in leaves_of(expr)]
+    if isinstance(expr.op, tvm.ir.GlobalVar):
+        if mod is None:
+            raise VerificationError("a call of another function needs its module", found=str(expr.op))
+        function = mod[expr.op]
+        results = _run(function, leaves, mod)  # type: ignore[arg-type]
+        return tuple(results) if isinstance(function.ret_ty, relax.TupleType) else results[0]
+    return evaluate_call(expr, leaves, binding.var.name)
+
+
+def _leaf(expr: Expr, values: Mapping[relax.Var, Value]) -> Value:
+    return tensor_of(constant_value(expr)) if isinstance(expr, Constant) else values[expr]
+
+
+def to_numpy(values: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The tensors as NumPy arrays."""
+    return [v.detach().contiguous().numpy() for v in values]
