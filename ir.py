@@ -32,7 +32,7 @@ Constant = tvm.ir.GenericConst
 
 def constant(array: np.ndarray) -> Constant:
     """A Relax constant that owns a copy of ``array``."""
-    return relax.const(np.ascontiguousarray(array), str(array.dtype))
+    return relax.const(np.array(array, order="C"), str(array.dtype))
 
 
 def constant_value(expr: Expr) -> np.ndarray:
