@@ -19,10 +19,12 @@ import safetensors
 import safetensors.numpy
 import tvm
 
+from .backends.cpu.peak import peak_macs_per_second
 from .backends.executable import Executable, build_executable
+from .backends.target import Target, detect
 from .container import read_container, write_container
 from .errors import ProgramError
-from .precision import PrecisionPlan
+from .precision import Precision, PrecisionPlan
 from .report import Report
 from .stages import Stage, stages_from_json, stages_to_json
 
@@ -69,19 +71,19 @@ class Program:
     def __init__(
         self, *, library: bytes, lowered: tvm.IRModule, functions: Mapping[str, str], constants: Sequence[np.ndarray],
         inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], plan: PrecisionPlan, report: Report,
-        stages: Sequence[Stage], mcpu: str,
+        stages: Sequence[Stage], target: Target,
     ) -> None:
         self._library = library
         self._lowered = lowered
         self._functions = dict(functions)
         self._constants = tuple(constants)
-        self._mcpu = mcpu
+        self._target = target
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.plan = plan
         self.report = report
         self.stages = tuple(stages)
-        self._executable = Executable(library, constants, report.threads)
+        self._executable = Executable(library, constants, target.threads)
 
     # Running -----------------------------------------------------------------------------------------------------
 
@@ -141,8 +143,7 @@ class Program:
         if kind == "tir":
             kernels = {gv: f for gv, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)}
             return tvm.IRModule(kernels).script(show_meta=False)
-        from .backends.target import tvm_target_for
-        module = build_executable(mod, tvm_target_for(self._mcpu)).mod
+        module = build_executable(mod, self._target.tvm_target()).mod
         texts = [m.inspect_source("ll" if kind == "llvm" else "asm") for m in (module, *module.imports) if m.kind == "llvm"]
         return "\n".join(texts)
 
@@ -162,21 +163,16 @@ class Program:
             times[i] = time.perf_counter() - start
         median = float(np.median(times))
         return Timing(median * 1e3, float(np.percentile(times, 95)) * 1e3, float(times.min()) * 1e3, 1 / median, runs,
-                      self.report.threads, self._peak_share(median))
+                      self._target.threads, self._peak_share(median))
 
     def _peak_share(self, seconds: float) -> float | None:
-        from .backends.cpu.peak import peak_macs_per_second
-        from .backends.target import capabilities_for
-        work: dict[str, int] = {}
+        work: dict[Precision, int] = {}
         for decision in self.plan.decisions:
             if decision.macs:
-                work[decision.precision.value] = work.get(decision.precision.value, 0) + decision.macs
+                work[decision.precision] = work.get(decision.precision, 0) + decision.macs
         if not work:
             return None
-        capabilities = capabilities_for(self._mcpu)
-        ideal = sum(macs / peak_macs_per_second(precision, capabilities, self.report.threads)
-                    for precision, macs in work.items())
-        return ideal / seconds
+        return sum(macs / peak_macs_per_second(precision, self._target) for precision, macs in work.items()) / seconds
 
     def random_inputs(self, seed: int = 0) -> list[np.ndarray]:
         """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices)."""
@@ -190,7 +186,7 @@ class Program:
         """Save to one file, atomically; returns its path. ``narrowcast.load`` reads it in any process."""
         path = Path(path)
         constants = {f"{i:05d}": c for i, c in enumerate(self._constants)}
-        meta = {"mcpu": self._mcpu, "functions": self._functions, "inputs": [asdict(s) for s in self.inputs],
+        meta = {"cpu": self._target.cpu, "threads": self._target.threads, "functions": self._functions, "inputs": [asdict(s) for s in self.inputs],
                 "outputs": [asdict(s) for s in self.outputs], "tvm": tvm.__version__}
         write_container(path, {
             "program.json": json.dumps(meta, sort_keys=True).encode(),
@@ -214,8 +210,10 @@ class Program:
         if meta["tvm"] != tvm.__version__:
             raise ProgramError(f"{path} was compiled with another TVM", found=meta["tvm"], expected=tvm.__version__,
                                hint="compile the model again, or install that version")
-        from .backends.target import check_runs_here
-        check_runs_here(meta["mcpu"])
+        target = Target(meta["cpu"], meta["threads"])
+        if not target.runs_here():
+            raise ProgramError(f"{path} was compiled for another CPU", found=detect(), expected=target.cpu,
+                               hint="compile the model for target 'cpu' on this machine")
         arrays = safetensors.numpy.load(parts["constants.safetensors"])
         return cls(
             library=parts["library.so"],
@@ -224,7 +222,7 @@ class Program:
             inputs=[_spec(s) for s in meta["inputs"]], outputs=[_spec(s) for s in meta["outputs"]],
             plan=PrecisionPlan.from_json(parts["plan.json"].decode()),
             report=Report.from_json(parts["report.json"].decode()),
-            stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()), mcpu=meta["mcpu"])
+            stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()), target=target)
 
 
 def _spec(raw: Mapping[str, Any]) -> TensorSpec:

@@ -148,6 +148,10 @@ class Target:
         """The precisions that this target's kernels have, the most exact first."""
         return capabilities(self).precisions
 
+    def runs_here(self) -> bool:
+        """Whether this machine's CPU has every feature that code for this target may use."""
+        return capabilities(self).features <= host_features()
+
     def tvm_target(self) -> tvm.target.Target:
         """TVM's LLVM target for this CPU."""
         return tvm.target.Target({"kind": "llvm", "mcpu": self.cpu, "num-cores": self.threads})
@@ -158,6 +162,12 @@ def capabilities(target: Target) -> Capabilities:
     return _CPUS[target.cpu]
 
 
+def host_features() -> frozenset[str]:
+    """The features, in the terms of ``Capabilities``, that Linux reports of this machine's CPU."""
+    flags = set(_cpuinfo_fields(Path("/proc/cpuinfo").read_text(encoding="utf-8")).get("flags", "").split())
+    return frozenset(feature for feature, needed in _LINUX_FLAGS.items() if flags.issuperset(needed))
+
+
 def detect(cpuinfo: str | None = None) -> str:
     """The LLVM name of this machine's CPU (or of the one whose /proc/cpuinfo text is given).
 
@@ -166,7 +176,7 @@ def detect(cpuinfo: str | None = None) -> str:
     """
     if cpuinfo is None:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    fields = dict(_field(line) for line in reversed(cpuinfo.splitlines()) if ":" in line)
+    fields = _cpuinfo_fields(cpuinfo)
     flags = set(fields.get("flags", "").split())
     prefix = _VENDOR_PREFIX.get(fields.get("vendor_id", ""), "")
     for name, caps in _CPUS.items():
@@ -176,6 +186,10 @@ def detect(cpuinfo: str | None = None) -> str:
             return name
     raise TargetError("this CPU has no AVX2 and FMA", found=fields.get("model name"),
                       expected="an x86-64 CPU of level v3 or higher")
+
+
+def _cpuinfo_fields(cpuinfo: str) -> dict[str, str]:
+    return dict(_field(line) for line in reversed(cpuinfo.splitlines()) if ":" in line)
 
 
 def _field(line: str) -> tuple[str, str]:

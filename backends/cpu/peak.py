@@ -1,0 +1,71 @@
+"""The machine's peak: multiply-adds per second of a loop that keeps everything in registers.
+
+The same instruction as in the kernels, 24 independent accumulators per thread, no memory: what a kernel's rate is a
+share of.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from ...precision import Precision
+from ..executable import use_threads
+from ..target import Target
+from .isa import arithmetic, load, named, splat, store
+
+_ACCUMULATORS = 24
+_STEPS = 40_000
+
+
+def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
+    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds and stores their sum."""
+    unit = arithmetic(precision, target.capabilities)
+    with IRBuilder() as builder:
+        with T.prim_func():
+            T.func_name("peak")
+            T.func_attr({"tirx.noalias": True})
+            out = T.arg("out", T.buffer((target.threads * unit.lanes,), unit.accumulator))
+            with T.parallel(target.threads) as thread, unit.helpers():
+                named("thread", thread)
+                accumulators = [named(f"acc{i}", T.alloc_buffer((unit.lanes,), unit.accumulator))
+                                for i in range(_ACCUMULATORS)]
+                left = named("left", T.alloc_buffer((unit.panel,), unit.operand))
+                right = named("right", T.alloc_buffer((unit.panel,), unit.weight))
+                for acc in accumulators:
+                    store(acc, 0, splat(0, unit.lanes, unit.accumulator), unit.lanes)
+                store(left, 0, tirx.Broadcast(_cast(thread, unit.operand), unit.panel), unit.panel)
+                store(right, 0, tirx.Broadcast(_cast(thread, unit.weight), unit.panel), unit.panel)
+                with T.serial(_STEPS):
+                    for acc in accumulators:
+                        product = unit.multiply_add(load(acc, 0, unit.lanes), unit.broadcast(left, 0),
+                                                    unit.weights(right, 0))
+                        store(acc, 0, product, unit.lanes)
+                total = load(accumulators[0], 0, unit.lanes)
+                for acc in accumulators[1:]:
+                    total = total + load(acc, 0, unit.lanes)
+                store(out, thread * unit.lanes, total, unit.lanes)
+    return builder.get().with_attr("global_symbol", "peak")
+
+
+def _cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    return tirx.Cast(dtype, value)
+
+
+@functools.lru_cache(maxsize=16)
+def _peak_module(precision: Precision, target: Target) -> tvm.runtime.Module:
+    return tvm.compile(tvm.IRModule({"peak": peak_function(precision, target)}), target.tvm_target()).mod
+
+
+def peak_macs_per_second(precision: Precision, target: Target, rounds: int = 15) -> float:
+    """Multiply-adds per second of all threads together: the best of ``rounds`` runs of about a millisecond."""
+    unit = arithmetic(precision, target.capabilities)
+    out = tvm.runtime.empty((target.threads * unit.lanes,), unit.accumulator)
+    use_threads(target.threads)
+    timer = _peak_module(precision, target).time_evaluator("peak", tvm.cpu(), number=1, repeat=rounds)
+    seconds = min(timer(out).results)
+    return target.threads * _STEPS * _ACCUMULATORS * unit.panel / seconds
