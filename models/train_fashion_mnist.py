@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import OneCycleLR
@@ -135,7 +135,7 @@ def write_atomically(tensors: dict[str, Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        partial.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
