@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def _dropout(args: Sequence[Any], call: relax.Call) -> tuple[torch.Tensor, torch
     return args[0], torch.ones_like(args[0])
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     # arithmetic
     "add": torch.add, "subtract": torch.subtract, "multiply": torch.multiply, "divide": _divide,
     "floor_divide": torch.floor_divide, "mod": torch.fmod, "floor_mod": torch.remainder, "power": torch.pow,

@@ -164,9 +164,9 @@ def _lstm(args: Sequence[Any], call: relax.Call) -> tuple[torch.Tensor, ...]:
     x, *parameters = args
     results = []
     for direction, own in enumerate(zip(*parameters, strict=True)):
-        states, h, c = _lstm_direction(x.flip(0) if direction else x, *own)
-        results.append((states.flip(0) if direction else states, h, c))
-    states, hidden, cells = zip(*results, strict=True)
+        sequence, h, c = _lstm_direction(x.flip(0) if direction else x, *own)
+        results.append((sequence.flip(0) if direction else sequence, h, c))
+    states, hidden, cells = (list(values) for values in zip(*results, strict=True))
     return torch.stack(states, dim=1), torch.stack(hidden), torch.stack(cells)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from tvm import relax
 
 from .reference_nn import pad_spatial
-from .semantics import Semantics, axes_of, ints, result_dtype, to_layout
+from .semantics import Semantics, axes_of, ints, result_dtype, to_layout, torch_dtype
 
 
 def _reduction(function: Callable[..., torch.Tensor]) -> Semantics:
@@ -86,8 +86,10 @@ def _topk(args: Sequence[Any], call: relax.Call) -> torch.Tensor | tuple[torch.T
     count = min(int(attrs.k), x.shape[axis]) if int(attrs.k) > 0 else x.shape[axis]
     values, order = torch.sort(x, dim=axis, descending=bool(attrs.largest), stable=True)
     values, order = values.narrow(axis, 0, count), order.narrow(axis, 0, count)
-    order = order.to(getattr(torch, str(attrs.dtype)))
-    return {"both": (values, order), "values": values, "indices": order}[str(attrs.ret_type)]
+    order = order.to(torch_dtype(attrs.dtype))
+    if str(attrs.ret_type) == "both":
+        return values, order
+    return values if str(attrs.ret_type) == "values" else order
 
 
 def _bucketize(args: Sequence[Any], call: relax.Call) -> torch.Tensor:

@@ -7,7 +7,7 @@ does, so that positions that fall on a boundary round to the same side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,10 @@ def _nearest(coordinates: np.ndarray, call: relax.Call) -> np.ndarray:
     if rounding == "":
         rounding = "round" if str(call.attrs.coordinate_transformation_mode) == "align_corners" else "floor"
     half = np.float32(0.5)
-    rounded = {"round": lambda c: np.trunc(c + np.copysign(half, c)),
-               "round_prefer_floor": lambda c: np.ceil(c - half), "round_prefer_ceil": lambda c: np.floor(c + half),
-               "floor": lambda c: np.floor(c + _EPSILON), "ceil": lambda c: np.ceil(c - _EPSILON)}
+    rounded: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "round": np.rint,
+        "round_prefer_floor": lambda c: np.ceil(c - half), "round_prefer_ceil": lambda c: np.floor(c + half),
+        "floor": lambda c: np.floor(c + _EPSILON), "ceil": lambda c: np.ceil(c - _EPSILON)}
     if rounding not in rounded:
         raise refuse(call, f"with rounding {rounding}")
     return rounded[rounding](coordinates)
