@@ -1,0 +1,150 @@
+"""Matrix products with constant weights: the matmul kernel, and what convolution shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from ...errors import PlanError
+from ...ir import constant_value, shape_of
+from ...precision import Precision
+from ..target import Capabilities
+from .epilogue import Epilogue, Position
+from .isa import Arithmetic, arithmetic, copy_run, fill_run, load, named
+from .kernel import Kernel, KernelRequest, Parameters
+from .microkernel import Index, Left, Reduction, Tasks
+from .packing import as_operand, pack_weights, quantize_weights, scale_and_offset
+from .signature import build_kernel, input_index, size_of
+from .tiling import Product, choose
+from .vector_math import Vector, fma
+from .vector_memory import flat_view
+
+OpenLeft = Callable[[Index, Index], Left]
+# The longest sum of products u8 · s8 that fits 32 bits.
+_INT8_TERMS = (2**31 - 1) // (255 * 127)
+
+
+class Rows(Protocol):
+    """How a product's rows lie in the activations."""
+
+    @property
+    def count(self) -> int:
+        """Rows in all."""
+
+    @property
+    def reduction(self) -> Reduction:
+        """The elements of a row."""
+
+    def bytes_per_row(self, arithmetic: Arithmetic) -> float:
+        """Bytes that a task touches per row, to keep its part in the cache."""
+
+    def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
+        """What emits a part's access to its rows; ``padding`` is the value that stands for zero."""
+
+
+@dataclass(frozen=True)
+class MatrixRows:
+    """Rows of a row-major matrix [count, depth]; copied where a step would read past a row's end."""
+
+    count: int
+    depth: int
+
+    @property
+    def reduction(self) -> Reduction:
+        return Reduction((), self.depth)
+
+    def bytes_per_row(self, arithmetic: Arithmetic) -> float:
+        return self.depth * arithmetic.operand_bytes
+
+    def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
+        if self.depth % arithmetic.depth == 0:
+            return lambda part, first: Left(source, lambda row, group: row * self.depth, self.reduction)
+        pitch = -(-self.depth // arithmetic.depth) * arithmetic.depth
+        height = max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
+
+        def open_part(part: Index, first: Index) -> Left:
+            rows = named("rows", T.alloc_buffer((height * pitch,), arithmetic.operand))
+            with T.serial(T.min(height, self.count - first)) as row:
+                named("row", row)
+                fill_run(rows, row * pitch + self.depth, 0, pitch - self.depth)
+                copy_run(rows, row * pitch, source, (first + row) * self.depth, self.depth)
+            return Left(rows, lambda row, group: (row - first) * pitch, self.reduction)
+        return open_part
+
+
+def build_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a matmul group: [..., K] · constant [K, N] in the request's precision, with its epilogue."""
+    anchor = request.group.anchor.value
+    shape = shape_of(anchor.args[0])
+    weights = constant_value(anchor.args[1])
+    rows = MatrixRows(size_of(shape[:-1]), shape[-1])
+    return build_product(request, capabilities, threads, weights[None, None], rows)
+
+
+def build_product(request: KernelRequest, capabilities: Capabilities, threads: int, weights: np.ndarray,
+                  rows: Rows) -> Kernel:
+    """The kernel of a product of gathered rows with constant weights.
+
+    weights : float32 [groups, taps, depth, columns of a group].
+    """
+    unit = arithmetic(request.precision, capabilities)
+    groups, taps, depth, columns = weights.shape
+    product = Product(rows.count, columns, rows.reduction.steps(unit), groups)
+    tasks = Tasks(product, choose(product, unit, capabilities, threads, rows.bytes_per_row(unit)))
+    epilogue, scaling, operand = prepare(request, capabilities, weights)
+    packed = pack_weights(operand, tasks.schedule.columns, unit)
+    constants = (packed, *(with_slack(a, unit.lanes) for a in scaling))
+    data = input_index(request, request.group.anchor.value.args[0])
+    qparams = request.inputs[data].qparams
+
+    def emit(parameters: Parameters) -> None:
+        source = named("x", flat_view(parameters.inputs[data]))
+        opened = rows.open(tasks, unit, source, qparams.zero_point if qparams else 0)
+        scales = parameters.constants[1:len(constants)]
+
+        def finish(acc: Vector, row: Index, column: Index, valid: int) -> None:
+            epilogue.emit(dequantize(acc, scales, column, unit.lanes), Position(row, column), valid)
+
+        tasks.emit(unit, parameters.constants[0], opened, finish)
+
+    macs = rows.count * groups * taps * depth * columns
+    return build_kernel(request, unit, epilogue, constants, macs, emit)
+
+
+def prepare(request: KernelRequest, capabilities: Capabilities,
+            weights: np.ndarray) -> tuple[Epilogue, tuple[np.ndarray, ...], np.ndarray]:
+    """The epilogue of a group with constant weights [groups, taps, depth, columns], the per-channel constants that turn
+    its accumulators into float32 (none but in INT8), and the weights as the multiply-add reads them."""
+    if request.precision is not Precision.INT8:
+        return Epilogue(request, capabilities, request.group.anchor), (), as_operand(weights, request.precision)
+    groups, taps, depth, columns = weights.shape
+    if taps * depth > _INT8_TERMS:
+        raise PlanError("the reduction is too long for INT8: a 32-bit accumulator could overflow",
+                        layer=request.group.name, found=taps * depth, expected=f"at most {_INT8_TERMS}",
+                        hint="keep this layer in bf16 or fp32")
+    epilogue = Epilogue(request, capabilities, request.group.anchor, take_bias=True)
+    by_channel = weights.transpose(1, 2, 0, 3).reshape(taps, depth, groups * columns)
+    quantized, scales = quantize_weights(by_channel, per_channel=request.per_channel)
+    data = request.inputs[input_index(request, request.group.anchor.value.args[0])].qparams
+    assert data is not None, "lowering gives INT8 groups u8 data"
+    scale, offset = scale_and_offset(quantized, scales, data, epilogue.bias)
+    operand = quantized.reshape(taps, depth, groups, columns).transpose(2, 0, 1, 3)
+    return epilogue, (scale, offset), operand
+
+
+def dequantize(acc: Vector, scaling: tuple[tirx.Buffer, ...], column: Index, lanes: int) -> Vector:
+    """An accumulator vector as float32; ``scaling`` is (scale, offset) in INT8 and empty otherwise."""
+    if not scaling:
+        return acc
+    scale, offset = (load(buffer, column, lanes) for buffer in scaling)
+    return fma(T.Cast(f"float32x{lanes}", acc), scale, offset)
+
+
+def with_slack(values: np.ndarray, lanes: int) -> np.ndarray:
+    """Per-channel values that may be read as whole vectors from any channel on."""
+    return np.concatenate([values, np.zeros(lanes, values.dtype)])

@@ -1,0 +1,79 @@
+"""Weights as kernels read them: quantized, rounded and laid out by NumPy when a kernel is built."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...precision import Precision, QParams
+from .isa import Arithmetic
+from .tiling import Columns
+
+
+def quantize_weights(weights: np.ndarray, *, per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric INT8 weights and their scales.
+
+    weights : [..., channels] float32, output channels last. Returns int8 of that shape and float32 [channels]; a scale
+    is ``absmax / 127`` of its channel (of the tensor unless ``per_channel``), 1 where everything is zero.
+    """
+    axes = tuple(range(weights.ndim - 1)) if per_channel else None
+    absmax = np.abs(weights).max(axis=axes, initial=0.0).astype(np.float32)
+    scale = np.where(absmax > 0, absmax / np.float32(127), np.float32(1)).astype(np.float32)
+    quantized = np.clip(np.rint(weights / scale), -127, 127).astype(np.int8)
+    return quantized, np.broadcast_to(scale, weights.shape[-1:]).copy()
+
+
+def to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """float32 rounded to nearest even bfloat16, as uint16; NaN stays NaN."""
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def scale_and_offset(quantized: np.ndarray, scales: np.ndarray, data: QParams,
+                     bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """What turns an s32 accumulator into the float32 result: ``acc * scale[c] + offset[c]``.
+
+    quantized : int8 [..., channels]; scales : float32 [channels]; bias : float32 [channels] that is added first.
+    Computed in float64 and rounded once.
+    """
+    scale = np.float64(data.scale) * scales.astype(np.float64)
+    sums = quantized.reshape(-1, quantized.shape[-1]).astype(np.int64).sum(axis=0)
+    offset = -scale * data.zero_point * sums
+    if bias is not None:
+        offset = offset + bias.astype(np.float64)
+    return scale.astype(np.float32), offset.astype(np.float32)
+
+
+def pack_weights(weights: np.ndarray, columns: Columns, arithmetic: Arithmetic) -> np.ndarray:
+    """Lay weights out in the order in which the micro-kernel reads them.
+
+    weights : [groups, taps, depth, columns] of the arithmetic's weight type. Returns a flat array: per group and column
+    block [taps · steps][vectors][lanes][depth], where depth is padded with zeros to whole steps and columns to whole
+    vectors.
+    """
+    groups, taps, depth, count = weights.shape
+    steps = -(-depth // arithmetic.depth)
+    vectors = -(-count // arithmetic.lanes)
+    padded = np.zeros((groups, taps, steps * arithmetic.depth, vectors * arithmetic.lanes), weights.dtype)
+    padded[:, :, :depth, :count] = weights
+    split = padded.reshape(groups, taps * steps, arithmetic.depth, vectors, arithmetic.lanes)
+    ordered = split.transpose(0, 3, 1, 4, 2)  # group, vector, step, lane, depth
+    parts = []
+    for group in ordered:
+        for first in range(0, vectors, columns.vectors):
+            parts.append(group[first:first + columns.vectors].transpose(1, 0, 2, 3).ravel())
+    return np.concatenate(parts)
+
+
+def pad_columns(values: np.ndarray, groups: int, lanes: int) -> np.ndarray:
+    """Per-channel float32 values with every group's channels padded to whole vectors."""
+    grouped = values.reshape(groups, -1)
+    width = -(-grouped.shape[1] // lanes) * lanes
+    padded = np.zeros((groups, width), np.float32)
+    padded[:, :grouped.shape[1]] = grouped
+    return padded.ravel()
+
+
+def as_operand(weights: np.ndarray, precision: Precision) -> np.ndarray:
+    """Floating point weights as the multiply-add reads them."""
+    return to_bfloat16(weights) if precision is Precision.BF16 else np.asarray(weights, dtype=np.float32)
