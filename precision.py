@@ -7,7 +7,7 @@ reference evaluator and the report only read it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
@@ -83,6 +83,29 @@ FLOAT32 = Storage("float32")
 BFLOAT16 = Storage("bfloat16")
 # The order in which a consumer that may read any storage prefers them.
 STORAGE_PREFERENCE = ("float32", "bfloat16", "uint8")
+
+
+def readable(stored: Sequence[Storage], required: Precision | Storage | None = None) -> Storage:
+    """The materialisation of a tensor that a consumer reads; evaluator and lowering share the rule.
+
+    stored : all materialisations of the tensor.
+    required : for an operand that is multiplied, the group's precision: its storage type must be there. For a movement
+        group, the storage that the group writes: exactly that one must be there. None for a consumer that may read
+        any: it reads the most precise, in the order of ``STORAGE_PREFERENCE``; an integer or boolean tensor has one.
+
+    Raises PlanError where the plan stores nothing that the consumer can read.
+    """
+    if isinstance(required, Storage):
+        found = [s for s in stored if s == required]
+    elif required is not None:
+        found = [s for s in stored if s.dtype == required.storage_dtype]
+    else:
+        rank = {dtype: i for i, dtype in enumerate(STORAGE_PREFERENCE)}
+        found = sorted(stored, key=lambda s: rank.get(s.dtype, len(rank)))
+    if not found:
+        raise PlanError("the plan stores nothing that a consumer can read", found=[s.dtype for s in stored],
+                        expected=required)
+    return found[0]
 
 
 @dataclass(frozen=True)
