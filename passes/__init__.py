@@ -8,13 +8,38 @@ from collections.abc import Callable, Sequence
 import tvm
 
 from .base import Pass, Refusal, run_passes
+from .channels_last import ToChannelsLast
+from .eliminate import EliminateCommonSubexpressions, EliminateDeadCode
+from .fold_batch_norm import FoldBatchNorm
+from .fold_constants import FoldConstants
 from .fuse import FuseGroups
+from .recompose_activations import RecomposeGelu, RecomposeHardActivations, RecomposeSilu
+from .recompose_attention import RecomposeAttention
+from .recompose_norms import RecomposeLayerNorm, RecomposeRMSNorm, RecomposeSoftmax
+from .simplify import Simplify
 from .verify_grouped import VerifyGroupedForm
 
 PIPELINE: tuple[Pass, ...] = (
+    FoldConstants(),
+    EliminateCommonSubexpressions(),
+    Simplify(),
+    RecomposeLayerNorm(),
+    RecomposeRMSNorm(),
+    RecomposeSoftmax(),
+    RecomposeGelu(),
+    RecomposeSilu(),
+    RecomposeHardActivations(),
+    FoldBatchNorm(),
+    RecomposeAttention(),
+    FoldConstants(),
+    ToChannelsLast(),
+    Simplify(),
+    EliminateCommonSubexpressions(),
+    EliminateDeadCode(),
     FuseGroups(),
     VerifyGroupedForm(),
 )
+"""The way from the normal form to the grouped form."""
 
 
 def run_pipeline(
@@ -28,4 +53,24 @@ def run_pipeline(
     return run_passes(mod, passes, observe)
 
 
-__all__ = ["PIPELINE", "FuseGroups", "Pass", "Refusal", "VerifyGroupedForm", "run_pipeline"]
+__all__ = [
+    "PIPELINE",
+    "EliminateCommonSubexpressions",
+    "EliminateDeadCode",
+    "FoldBatchNorm",
+    "FoldConstants",
+    "FuseGroups",
+    "Pass",
+    "RecomposeAttention",
+    "RecomposeGelu",
+    "RecomposeHardActivations",
+    "RecomposeLayerNorm",
+    "RecomposeRMSNorm",
+    "RecomposeSilu",
+    "RecomposeSoftmax",
+    "Refusal",
+    "Simplify",
+    "ToChannelsLast",
+    "VerifyGroupedForm",
+    "run_pipeline",
+]

@@ -1,0 +1,243 @@
+"""How each operator is written in another layout than the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tvm import relax
+
+from ..ir import Constant, Expr, constant, constant_value, op_name, shape_of, substitute
+from .kinds import ELEMENTWISE, REDUCE
+from .layouts import Axes, Layouts, channels_last, identity, moves_nothing
+from .simplify import permutation_of
+
+Rule = Callable[[Layouts, relax.VarBinding], bool]
+"""Writes one binding into the new function; False where the operator needs the user's layout."""
+
+_LAYOUTS = {3: ("NCW", "NWC", "OIW", "OWI"), 4: ("NCHW", "NHWC", "OIHW", "OHWI")}
+
+
+def rule_for(name: str | None) -> Rule | None:
+    """The rule of an operator; None for one that only has the user's layout."""
+    return _RULES.get(name or "")
+
+
+def _convolution(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, rank = binding.value, len(shape_of(binding.var))
+    data, weight = call.args
+    plain, last, kernel, last_kernel = _LAYOUTS[rank]
+    attrs = call.attrs
+    if not isinstance(weight, Constant) or (str(attrs.data_layout), str(attrs.kernel_layout)) != (plain, kernel):
+        return False
+    axes = channels_last(rank)
+    result = call_of(call)(
+        layouts.get(data, axes), constant(constant_value(weight).transpose(axes)), strides=ints(attrs.strides),
+        padding=ints(attrs.padding), dilation=ints(attrs.dilation), groups=int(attrs.groups), data_layout=last,
+        kernel_layout=last_kernel)
+    layouts.emit(binding, axes, result)
+    return True
+
+
+def call_of(call: relax.Call) -> Callable[..., Expr]:
+    """The function of ``relax.op`` that makes calls of this operator."""
+    function: object = relax.op
+    for part in str(call.op.name).split(".")[1:]:
+        function = getattr(function, part)
+    return function  # type: ignore[return-value]
+
+
+def ints(values: Sequence[object]) -> list[int]:
+    """A sequence of TVM integers as Python's."""
+    return [int(v) for v in values]  # type: ignore[call-overload]
+
+
+def _pool(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, attrs, rank = binding.value, binding.value.attrs, len(shape_of(binding.var))
+    plain, last = _LAYOUTS[rank][:2]
+    if str(attrs.layout) != plain:
+        return False
+    axes = channels_last(rank)
+    data = layouts.get(call.args[0], axes)
+    if "adaptive" in str(call.op.name):
+        sizes = None if attrs.output_size is None else ints(attrs.output_size)
+        result = call_of(call)(data, sizes, layout=last)
+    else:
+        result = call_of(call)(
+            data, ints(attrs.pool_size), strides=ints(attrs.strides), padding=ints(attrs.padding),
+            dilation=ints(attrs.dilation), ceil_mode=bool(attrs.ceil_mode),
+            count_include_pad=bool(attrs.count_include_pad), layout=last)
+    layouts.emit(binding, axes, result)
+    return True
+
+
+def _resize(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, attrs = binding.value, binding.value.attrs
+    if str(attrs.layout) != "NCHW":
+        return False
+    axes = channels_last(4)
+    result = relax.op.image.resize2d(
+        layouts.get(call.args[0], axes), call.args[1], roi=[float(r) for r in attrs.roi], layout="NHWC",
+        method=str(attrs.method), coordinate_transformation_mode=str(attrs.coordinate_transformation_mode),
+        rounding_method=str(attrs.rounding_method), cubic_alpha=float(attrs.cubic_alpha),
+        cubic_exclude=int(attrs.cubic_exclude), extrapolation_value=float(attrs.extrapolation_value))
+    layouts.emit(binding, axes, result)
+    return True
+
+
+def _elementwise(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, rank = binding.value, len(shape_of(binding.var))
+    tensors = [a for a in call.args if isinstance(a, (relax.Var, Constant))]
+    leading = [a for a in tensors if isinstance(a, relax.Var) and len(shape_of(a)) == rank]
+    if not leading:
+        return False
+    axes = layouts.common(leading)
+    operands = {a: _operand(layouts, a, axes) for a in tensors}
+    args = [operands[a] if isinstance(a, (relax.Var, Constant)) else a for a in call.args]
+    layouts.emit(binding, axes, relax.Call(call.op, args, call.attrs, call.ty_args))
+    return True
+
+
+def _operand(layouts: Layouts, expr: Expr, axes: Axes) -> Expr:
+    """``expr``, which broadcasts against a value of more dimensions, in the layout ``axes`` of that value."""
+    shape, rank = shape_of(expr), len(axes)
+    if len(shape) == rank and not isinstance(expr, Constant):
+        return layouts.get(expr, axes)
+    kept = [a for a in axes if a >= rank - len(shape)]
+    own = tuple(a - (rank - len(shape)) for a in kept)
+    if axes == identity(rank) or not shape:
+        return layouts.plain(expr)
+    full = (1,) * (rank - len(shape)) + shape
+    stored = [full[a] for a in axes]
+    if isinstance(expr, Constant):
+        while stored and stored[0] == 1:
+            stored.pop(0)
+        return constant(constant_value(expr).transpose(own).reshape(stored))
+    return layouts.builder.emit(relax.op.reshape(layouts.get(expr, own), stored), f"{expr.name}.layout")
+
+
+def _reduce(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, attrs = binding.value, binding.value.attrs
+    rank = len(shape_of(call.args[0]))
+    axes = layouts.common(call.args[:1])
+    reduced = set(range(rank)) if attrs.axis is None else {int(a) % rank for a in attrs.axis}
+    result = call_of(call)(layouts.get(call.args[0], axes), axis=sorted(axes.index(a) for a in reduced),
+                           keepdims=bool(attrs.keepdims))
+    layouts.emit(binding, axes if bool(attrs.keepdims) else without(axes, reduced), result)
+    return True
+
+
+def without(axes: Axes, removed: set[int]) -> Axes:
+    """The layout of a value whose axes ``removed`` are gone."""
+    kept = [a for a in axes if a not in removed]
+    return tuple(sorted(kept).index(a) for a in kept)
+
+
+def _softmax(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, rank = binding.value, len(shape_of(binding.var))
+    axis = int(call.attrs.axis) % rank
+    available = [axes for axes in layouts.layouts_of(call.args[0]) if axes[-1] == axis]
+    axes = available[0] if available else (*(a for a in range(rank) if a != axis), axis)
+    layouts.emit(binding, axes, call_of(call)(layouts.get(call.args[0], axes), axis=rank - 1))
+    return True
+
+
+def _concat(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    fields = binding.value.args[0].fields if isinstance(binding.value.args[0], relax.Tuple) else []
+    if not any(isinstance(f, relax.Var) for f in fields):
+        return False
+    axes = layouts.common(fields)
+    axis = axes.index(int(binding.value.attrs.axis) % len(axes))
+    layouts.emit(binding, axes, relax.op.concat([layouts.get(f, axes) for f in fields], axis))
+    return True
+
+
+def _pad(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call, attrs = binding.value, binding.value.attrs
+    axes = layouts.common(call.args)
+    widths = ints(attrs.pad_width)
+    moved = [w for a in axes for w in widths[2 * a:2 * a + 2]]
+    layouts.emit(binding, axes, relax.op.nn.pad(layouts.get(call.args[0], axes), moved, str(attrs.pad_mode),
+                                                float(attrs.pad_value)))
+    return True
+
+
+def _slice(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    call = binding.value
+    if not all(isinstance(a, relax.Tuple) for a in call.args[1:]) or not isinstance(call.args[0], relax.Var):
+        return False
+    axes = layouts.common(call.args[:1])
+    sliced, *bounds = ([int(v.value) for v in a.fields] for a in call.args[1:])
+    places = [axes.index(a % len(axes)) for a in sliced]
+    layouts.emit(binding, axes, relax.op.strided_slice(
+        layouts.get(call.args[0], axes), places, *bounds, assume_inbound=bool(call.attrs.assume_inbound)))
+    return True
+
+
+def _permute(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    if isinstance(binding.value.args[0], Constant):
+        return False
+    layouts.alias(binding.var, binding.value.args[0], permutation_of(binding.value))
+    return True
+
+
+def _reshape(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    source, shape = binding.value.args[0], shape_of(binding.var)
+    if isinstance(source, Constant):
+        return False
+    plain = identity(len(shape_of(source)))
+    for axes in layouts.layouts_of(source):
+        if moves_nothing(shape_of(source), axes, plain):
+            layouts.emit(binding, identity(len(shape)), relax.op.reshape(layouts.get(source, axes), shape))
+            return True
+    axes = layouts.layouts_of(source)[0]
+    if axes[0] == 0 and shape[1:] == (int(np.prod(shape_of(source)[1:])),) and _only_rows(layouts, binding):
+        order = np.arange(shape[1]).reshape(shape_of(source)[1:]).transpose([a - 1 for a in axes[1:]]).reshape(-1)
+        layouts.row_order[binding.var] = order
+        layouts.emit(binding, identity(2), relax.op.reshape(layouts.get(source, axes), shape))
+        return True
+    return False
+
+
+def _only_rows(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    """Whether nothing but products with constant matrices read the binding, as their left side."""
+    readers = layouts.uses.get(binding.var, [])
+    return bool(readers) and binding.var not in layouts.outputs and all(
+        op_name(r.value) == "relax.matmul" and binding.var.same_as(r.value.args[0])
+        and isinstance(r.value.args[1], Constant) and len(shape_of(r.value.args[1])) == 2 for r in readers)
+
+
+def _matmul(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    left, right = binding.value.args
+    order = layouts.row_order.get(left) if isinstance(left, relax.Var) else None
+    if order is None:
+        return False
+    product = relax.op.matmul(layouts.plain(left), constant(constant_value(right)[order]))
+    layouts.emit(binding, identity(len(shape_of(binding.var))), product)
+    return True
+
+
+def as_it_is(layouts: Layouts, binding: relax.VarBinding) -> None:
+    """Write a binding that needs the user's layout."""
+    operands = {v: layouts.plain(v) for v in layouts.variables(binding.value)}
+    layouts.define_plain(binding.var, layouts.builder.emit(substitute(binding.value, operands), binding.var.name))
+
+
+_POOLS = [f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (1, 2)]
+_RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims", "relax.nn.batch_flatten")
+_RULES: dict[str, Rule] = {
+    "relax.nn.conv1d": _convolution,
+    "relax.nn.conv2d": _convolution,
+    **dict.fromkeys(_POOLS, _pool),
+    "relax.image.resize2d": _resize,
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(REDUCE, _reduce),
+    "relax.nn.softmax": _softmax,
+    "relax.nn.log_softmax": _softmax,
+    "relax.concat": _concat,
+    "relax.nn.pad": _pad,
+    "relax.strided_slice": _slice,
+    "relax.permute_dims": _permute,
+    **dict.fromkeys(_RESHAPES, _reshape),
+    "relax.matmul": _matmul,
+}
