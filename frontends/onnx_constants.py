@@ -1,0 +1,86 @@
+"""Evaluates ONNX nodes whose inputs are all known, within a limit on memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from ..errors import ImportModelError, UnsupportedOperatorError
+
+# No constant that is computed at import takes more.
+MAX_CONSTANT_BYTES = 2 ** 30
+# Values of inputs up to this size decide the shapes of results.
+_SHAPE_ELEMENTS = 4096
+# Results that are no larger than the input whatever its values are.
+_BOUNDED = ("NonZero", "Unique", "Compress")
+# Random, with subgraphs, or so slow in NumPy that the program computes them instead.
+_NOT_EVALUATED = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "If", "Loop",
+    "Scan", "SequenceMap", "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "MaxPool",
+    "AveragePool", "LpPool", "MaxUnpool", "LSTM", "GRU", "RNN", "Resize", "Upsample", "GridSample", "RoiAlign", "NonMaxSuppression",
+    "Attention", "Einsum", "ImageDecoder", "DFT", "STFT", "MelWeightMatrix", "Optional", "OptionalGetElement",
+    "TfIdfVectorizer", "Col2Im", "CenterCropPad",
+}
+
+
+def can_evaluate(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether a node of the default domain is one that is computed at import once its inputs are known."""
+    if node.op_type in _NOT_EVALUATED or node.op_type.startswith(("Sequence", "String", "Regex")):
+        return False
+    try:
+        return not onnx.defs.get_schema(node.op_type, opset, "").deprecated
+    except onnx.defs.SchemaError:
+        return False
+
+
+def evaluate(node: onnx.NodeProto, opset: int, inputs: Sequence[np.ndarray | None], label: str) -> list[np.ndarray]:
+    """The results of ``node`` (of the default domain), by ONNX's own reference evaluator.
+
+    Raises ImportModelError where the node is inconsistent or a result would take more than ``MAX_CONSTANT_BYTES``.
+    """
+    given = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
+    try:
+        model = _model_of(node, opset, given)
+        _check_sizes(node, onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), label)
+        with np.errstate(all="ignore"):
+            del model.graph.initializer[:]
+            results = ReferenceEvaluator(model).run(None, given)
+    except ImportModelError:
+        raise
+    except Exception as error:  # The evaluator raises whatever NumPy makes of the node.
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportModelError(f"{node.op_type} of constants cannot be computed", layer=label, found=first) from error
+    arrays = [np.asarray(r) for r in results]
+    if any(a.dtype == object or a.dtype.kind in "US" for a in arrays):
+        raise UnsupportedOperatorError(f"{node.op_type} gives strings or sequences", layer=label)
+    return arrays
+
+
+def _model_of(node: onnx.NodeProto, opset: int, given: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """A model of the one node; small inputs are also initializers, for shape inference to see."""
+    inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+              for n, a in given.items()]
+    outputs = [onnx.ValueInfoProto(name=n) for n in node.output if n]
+    small = [numpy_helper.from_array(a, n) for n, a in given.items() if a.size <= _SHAPE_ELEMENTS]
+    graph = helper.make_graph([node], "constant", inputs, outputs, small)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def _check_sizes(node: onnx.NodeProto, inferred: onnx.ModelProto, label: str) -> None:
+    for output in inferred.graph.output:
+        kind = output.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+        if not kind.HasField("shape") or None in dims:
+            if node.op_type in _BOUNDED:
+                continue
+            raise UnsupportedOperatorError(f"{node.op_type} gives a constant of a size that is not known in advance",
+                                           layer=label)
+        size = math.prod(d for d in dims if d is not None) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
+        if size > MAX_CONSTANT_BYTES or any(d is not None and d < 0 for d in dims):
+            raise ImportModelError(f"{node.op_type} would compute a constant of an impossible size", layer=label,
+                                   found=f"{dims}, {size} bytes", expected=f"at most {MAX_CONSTANT_BYTES} bytes")

@@ -1,0 +1,29 @@
+"""The translations of ONNX operators into the normal form, one small function each, in one table.
+
+``OPERATORS`` maps (domain, operator) to its translation; importing this package fills it.
+"""
+
+from __future__ import annotations
+
+from . import (
+    activations,
+    contributed,
+    convolutions,
+    elementwise,
+    indexing,
+    linear,
+    movement,
+    normalization,
+    pooling,
+    quantization,
+    recurrent,
+    reductions,
+    resizing,
+)
+from .node import OPERATORS, OnnxNode, Value, normal_dtype
+
+__all__ = ["OPERATORS", "OnnxNode", "Value", "normal_dtype"]
+
+# The modules are imported for what they enter in the table.
+TABLES = (activations, contributed, convolutions, elementwise, indexing, linear, movement, normalization, pooling,
+          quantization, recurrent, reductions, resizing)

@@ -1,0 +1,171 @@
+"""Elementwise operators: arithmetic, comparison, logic, rounding, conversion of element types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import numpy as np
+from onnx import helper
+from tvm import relax
+
+from ...ir import Expr, dtype_of, shape_of
+from .node import OnnxNode, Results, Value, normal_dtype, operator
+
+_UNARY: dict[str, Callable[[Expr], Expr]] = {
+    "Abs": relax.op.abs, "Acos": relax.op.acos, "Acosh": relax.op.acosh, "Asin": relax.op.asin,
+    "Asinh": relax.op.asinh, "Atan": relax.op.atan, "Atanh": relax.op.atanh, "BitwiseNot": relax.op.bitwise_not,
+    "Ceil": relax.op.ceil, "Cos": relax.op.cos, "Cosh": relax.op.cosh, "Erf": relax.op.erf, "Exp": relax.op.exp,
+    "Floor": relax.op.floor, "IsNaN": relax.op.isnan, "Log": relax.op.log, "Neg": relax.op.negative,
+    "Not": relax.op.logical_not, "Round": relax.op.round, "Sigmoid": relax.op.sigmoid, "Sign": relax.op.sign,
+    "Sin": relax.op.sin, "Sinh": relax.op.sinh, "Sqrt": relax.op.sqrt, "Tan": relax.op.tan, "Tanh": relax.op.tanh,
+}
+_COMMUTATIVE: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "Add": relax.op.add, "Mul": relax.op.multiply, "And": relax.op.logical_and, "Or": relax.op.logical_or,
+    "Xor": relax.op.logical_xor, "Equal": relax.op.equal, "BitwiseAnd": relax.op.bitwise_and,
+    "BitwiseOr": relax.op.bitwise_or, "BitwiseXor": relax.op.bitwise_xor,
+}
+_ORDERED: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "Sub": relax.op.subtract, "Greater": relax.op.greater, "GreaterOrEqual": relax.op.greater_equal,
+    "Less": relax.op.less, "LessOrEqual": relax.op.less_equal,
+}
+_VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "Max": relax.op.maximum, "Min": relax.op.minimum, "Sum": relax.op.add, "Mean": relax.op.add,
+}
+# Integers have no rounding, and no values that are not numbers.
+_FLOAT_ONLY = ("Ceil", "Floor", "Round")
+
+
+@operator(*_UNARY)
+def unary(node: OnnxNode) -> Results:
+    if node.op in _FLOAT_ONLY and node.dtype(0) != "float32":
+        return node.value(0)
+    return node.emit(_UNARY[node.op](node.expr(0)))
+
+
+@operator(*_COMMUTATIVE)
+def commutative(node: OnnxNode) -> Results:
+    """The constant comes second, as the PyTorch frontend writes it."""
+    a, b = node.expr(0), node.expr(1)
+    if node.is_known(0) and not node.is_known(1):
+        a, b = b, a
+    return node.emit(_COMMUTATIVE[node.op](a, b))
+
+
+@operator(*_ORDERED)
+def ordered(node: OnnxNode) -> Results:
+    return node.emit(_ORDERED[node.op](node.expr(0), node.expr(1)))
+
+
+@operator(*_VARIADIC)
+def variadic(node: OnnxNode) -> Results:
+    values = [node.expr(i) for i in range(len(node.inputs))]
+    result = reduce(lambda a, b: node.emit(_VARIADIC[node.op](a, b)), values)
+    if node.op == "Mean" and len(values) > 1:
+        return node.emit(relax.op.multiply(result, node.constant(np.float32(1 / len(values)))))
+    return result if isinstance(result, relax.Var) else node.emit(result)
+
+
+@operator("Div")
+def divide(node: OnnxNode) -> Results:
+    """Integers are divided towards zero."""
+    a, b = node.expr(0), node.expr(1)
+    if node.dtype(0) == "float32":
+        return node.emit(relax.op.divide(a, b))
+    if node.is_known(1) and not node.known(1, "a divisor").all():
+        raise node.fault("an integer is divided by 0")
+    magnitude = relax.op.floor_divide(node.emit(relax.op.abs(a), "dividend"), node.emit(relax.op.abs(b), "divisor"))
+    signs = node.emit(relax.op.sign(a), "sign"), node.emit(relax.op.sign(b), "sign")
+    sign = node.emit(relax.op.multiply(*signs), "sign")
+    return node.emit(relax.op.multiply(node.emit(magnitude), sign))
+
+
+@operator("Mod")
+def modulo(node: OnnxNode) -> Results:
+    """``fmod`` has the sign of the dividend, ``mod`` that of the divisor."""
+    a, b = node.expr(0), node.expr(1)
+    if node.attribute("fmod", 0):
+        size = node.emit(relax.op.floor_mod(node.emit(relax.op.abs(a), "dividend"),
+                                            node.emit(relax.op.abs(b), "divisor")))
+        return node.emit(relax.op.multiply(size, node.emit(relax.op.sign(a), "sign")))
+    return node.emit(relax.op.floor_mod(a, b))
+
+
+@operator("Pow")
+def power(node: OnnxNode) -> Results:
+    """Known exponents 2, 1/2 and 1 become a product, a root and nothing."""
+    x = node.expr(0)
+    if node.is_known(1) and node.known(1, "an exponent").size == 1 and node.dtype(0) == "float32" \
+            and len(node.shape(1)) <= len(node.shape(0)):
+        exponent = float(node.known(1, "an exponent").reshape(()))
+        if exponent == 1.0:
+            return node.value(0)
+        if exponent == 2.0:
+            return node.emit(relax.op.multiply(x, x))
+        if exponent == 0.5:
+            return node.emit(relax.op.sqrt(x))
+    exponents = node.value(1)
+    if isinstance(exponents, np.ndarray):
+        return node.emit(relax.op.power(x, node.constant(exponents, dtype_of(x))))
+    return node.emit(relax.op.power(x, convert(node, exponents, dtype_of(x))))
+
+
+@operator("Reciprocal")
+def reciprocal(node: OnnxNode) -> Results:
+    return node.emit(relax.op.divide(node.constant(np.float32(1)), node.expr(0)))
+
+
+@operator("BitShift")
+def bit_shift(node: OnnxNode) -> Results:
+    op = {"LEFT": relax.op.left_shift, "RIGHT": relax.op.right_shift}.get(node.attribute("direction", ""))
+    if op is None:
+        raise node.fault("the direction is neither LEFT nor RIGHT", found=node.attribute("direction"))
+    return node.emit(op(node.expr(0), node.expr(1)))
+
+
+@operator("IsInf")
+def is_infinite(node: OnnxNode) -> Results:
+    x = node.expr(0)
+    positive, negative = node.attribute("detect_positive", 1), node.attribute("detect_negative", 1)
+    if positive and negative:
+        return node.emit(relax.op.isinf(x))
+    if not positive and not negative:
+        return np.zeros(node.shape(0), bool)
+    return node.emit(relax.op.equal(x, node.constant(np.float32(np.inf if positive else -np.inf))))
+
+
+@operator("Where")
+def where(node: OnnxNode) -> Results:
+    return node.emit(relax.op.where(node.expr(0), node.expr(1), node.expr(2)))
+
+
+@operator("Cast")
+def cast(node: OnnxNode) -> Results:
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(node.attribute("to", 0))
+    except (KeyError, TypeError) as error:
+        raise node.fault("the element type is unknown", found=node.attribute("to")) from error
+    return convert(node, node.value(0), dtype)
+
+
+@operator("CastLike")
+def cast_like(node: OnnxNode) -> Results:
+    return convert(node, node.value(0), node.dtype(1))
+
+
+def convert(node: OnnxNode, value: Value, dtype: object) -> Value:
+    """``value`` in elements of ``dtype`` as they are in normal form; itself where nothing changes."""
+    wanted = normal_dtype(dtype)
+    if wanted is None:
+        raise node.unsupported(f"to elements of type {dtype}")
+    x = node.constant(value)
+    if dtype_of(x) == wanted:
+        return value
+    if wanted == "bool":
+        return node.emit(relax.op.not_equal(x, node.constant(np.zeros((), dtype_of(x)))))
+    return node.emit(relax.op.astype(x, wanted))
+
+
+def broadcast(node: OnnxNode, x: Expr, shape: tuple[int, ...]) -> Expr:
+    """``x`` broadcast to ``shape``; itself where it has that shape."""
+    return x if shape_of(x) == shape else node.emit(relax.op.broadcast_to(x, shape))

@@ -1,0 +1,68 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+
+from ...ir import Expr
+from .. import emit
+from .node import MICROSOFT, OnnxNode, Results, operator
+
+
+def scaled(node: OnnxNode, x: Expr, factor: float, part: str | None = None) -> Expr:
+    """``factor · x``; ``x`` where the factor is 1."""
+    return x if factor == 1.0 else node.emit(relax.op.multiply(x, node.constant(np.float32(factor))), part)
+
+
+def transposed(node: OnnxNode, index: int, part: str) -> Expr:
+    """Input ``index`` with its last two axes exchanged; a known one is exchanged at once."""
+    value = node.value(index)
+    if isinstance(value, np.ndarray):
+        return node.constant(value.swapaxes(-1, -2))
+    axes = list(range(len(node.shape(index))))
+    return node.emit(relax.op.permute_dims(value, [*axes[:-2], axes[-1], axes[-2]]), part)
+
+
+@operator("MatMul")
+def matmul(node: OnnxNode) -> Results:
+    return node.emit(relax.op.matmul(node.expr(0), node.expr(1)))
+
+
+@operator("Gemm")
+def gemm(node: OnnxNode) -> Results:
+    """``alpha · A B + beta · C``; a known B absorbs alpha, a known C absorbs beta."""
+    alpha, beta = float(node.attribute("alpha", 1.0)), float(node.attribute("beta", 1.0))
+    if len(node.shape(0)) != 2 or len(node.shape(1)) != 2:
+        raise node.fault("the operands are not matrices", found=(node.shape(0), node.shape(1)))
+    a = transposed(node, 0, "transposed") if node.attribute("transA", 0) else node.expr(0)
+    b = node.value(1)
+    if isinstance(b, np.ndarray):
+        weight = b.T if node.attribute("transB", 0) else b
+        product = emit.linear(node.builder, node.name, a, weight * np.asarray(alpha, weight.dtype), None)
+    else:
+        right = transposed(node, 1, "transposed") if node.attribute("transB", 0) else b
+        product = scaled(node, node.emit(relax.op.matmul(a, right)), alpha)
+    if not node.has(2) or beta == 0.0:
+        return product
+    c = node.value(2)
+    if isinstance(c, np.ndarray):
+        addend = c * np.asarray(beta, c.dtype)
+        columns = c.ndim == 2 and c.shape[0] == 1 and c.shape[1] > 1
+        return node.emit(relax.op.add(product, node.constant(addend[0] if columns else addend)))
+    return node.emit(relax.op.add(product, scaled(node, c, beta, "addend")))
+
+
+@operator("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(node: OnnxNode) -> Results:
+    if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
+        raise node.unsupported("with transposed batch axes")
+    a, b = (transposed(node, i, "transposed") if node.attribute(name, 0) else node.expr(i)
+            for i, name in ((0, "transA"), (1, "transB")))
+    return scaled(node, node.emit(relax.op.matmul(a, b)), float(node.attribute("alpha", 1.0)))
+
+
+@operator("Einsum")
+def einsum(node: OnnxNode) -> Results:
+    equation = node.attribute("equation", "").replace(" ", "")
+    return node.emit(relax.op.einsum([node.expr(i) for i in range(len(node.inputs))], equation))

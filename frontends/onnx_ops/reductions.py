@@ -1,0 +1,99 @@
+"""Reductions, in the forms of every opset, and what ranks elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ...ir import Expr, dtype_of
+from .node import OnnxNode, Results, operator
+
+_REDUCTIONS: dict[str, Callable[..., Expr]] = {
+    "ReduceMax": relax.op.max, "ReduceMin": relax.op.min, "ReduceMean": relax.op.mean, "ReduceProd": relax.op.prod,
+    "ReduceSum": relax.op.sum, "ReduceL1": relax.op.sum, "ReduceL2": relax.op.sum, "ReduceSumSquare": relax.op.sum,
+    "ReduceLogSum": relax.op.sum, "ReduceLogSumExp": relax.op.sum,
+}
+
+
+@operator(*_REDUCTIONS)
+def reduction(node: OnnxNode) -> Results:
+    """One reduction, with what the operator does to the elements before and to the result after it."""
+    rank = len(node.shape(0))
+    axes = node.integers(1, "axes", "axes")
+    if not axes:
+        if node.attribute("noop_with_empty_axes", 0):
+            return _finish(node, _prepare(node, node.expr(0)))
+        axes = tuple(range(rank))
+    found, keep = node.axes(axes, rank), bool(node.attribute("keepdims", 1))
+    x = node.expr(0)
+    if node.op == "ReduceLogSumExp":
+        return _log_sum_exp(node, x, found, keep=keep)
+    if dtype_of(x) == "bool":
+        reduced = node.emit(_REDUCTIONS[node.op](node.emit(relax.op.astype(x, "int32"), "integer"), found, keep))
+        return node.emit(relax.op.astype(reduced, "bool"))
+    prepared = _prepare(node, x)
+    if not found:
+        return _finish(node, prepared)
+    return _finish(node, node.emit(_REDUCTIONS[node.op](prepared, found, keep)))
+
+
+def _prepare(node: OnnxNode, x: Expr) -> Expr:
+    if node.op == "ReduceL1":
+        return node.emit(relax.op.abs(x), "elements")
+    if node.op in ("ReduceL2", "ReduceSumSquare"):
+        return node.emit(relax.op.multiply(x, x), "elements")
+    return x
+
+
+def _finish(node: OnnxNode, y: Expr) -> relax.Var:
+    if node.op == "ReduceL2":
+        return node.emit(relax.op.sqrt(y))
+    if node.op == "ReduceLogSum":
+        return node.emit(relax.op.log(y))
+    return y if isinstance(y, relax.Var) else node.emit(y)
+
+
+def _log_sum_exp(node: OnnxNode, x: Expr, axes: list[int], *, keep: bool) -> relax.Var:
+    """``m + log Σ exp(x - m)`` with the maximum m, which does not overflow."""
+    top = node.emit(relax.op.max(x, axes, True), "maximum")
+    terms = node.emit(relax.op.exp(node.emit(relax.op.subtract(x, top), "terms")), "terms")
+    total = node.emit(relax.op.log(node.emit(relax.op.sum(terms, axes, True))))
+    result = node.emit(relax.op.add(total, top))
+    return result if keep else node.emit(relax.op.squeeze(result, axes))
+
+
+@operator("ArgMax", "ArgMin")
+def arg_extreme(node: OnnxNode) -> Results:
+    op = relax.op.argmax if node.op == "ArgMax" else relax.op.argmin
+    axis, keep = node.axis(int(node.attribute("axis", 0)), len(node.shape(0))), bool(node.attribute("keepdims", 1))
+    x = node.expr(0)
+    if not node.attribute("select_last_index", 0):
+        return node.emit(op(x, axis, keep))
+    index = node.emit(op(node.emit(relax.op.flip(x, axis), "reversed"), axis, keep))
+    return node.emit(relax.op.subtract(node.constant(np.asarray(node.shape(0)[axis] - 1, np.int64)), index))
+
+
+@operator("TopK")
+def top_k(node: OnnxNode) -> Results:
+    """Always sorted, which ``sorted=0`` allows."""
+    wanted = node.integers(1, "k", "k")
+    axis = node.axis(int(node.attribute("axis", -1)), len(node.shape(0)))
+    if wanted is None or len(wanted) != 1 or not 0 < wanted[0] <= node.shape(0)[axis]:
+        raise node.fault("k is out of range", found=wanted, expected=f"1…{node.shape(0)[axis]}")
+    both = node.emit(relax.op.topk(node.expr(0), wanted[0], axis, "both", bool(node.attribute("largest", 1)), "int64"))
+    return node.emit(relax.TupleGetItem(both, 0), "values"), node.emit(relax.TupleGetItem(both, 1), "indices")
+
+
+@operator("CumSum", "CumProd")
+def cumulate(node: OnnxNode) -> Results:
+    axes = node.known(1, "an axis")
+    if axes.size != 1:
+        raise node.fault("the axis is not one number", found=axes.tolist())
+    axis = node.axis(int(axes.reshape(())), len(node.shape(0)))
+    op = relax.op.cumsum if node.op == "CumSum" else relax.op.cumprod
+    x, backwards = node.expr(0), bool(node.attribute("reverse", 0))
+    x = node.emit(relax.op.flip(x, axis), "reversed") if backwards else x
+    result = node.emit(op(x, axis, dtype=dtype_of(x), exclusive=bool(node.attribute("exclusive", 0))))
+    return node.emit(relax.op.flip(result, axis)) if backwards else result

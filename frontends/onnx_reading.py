@@ -1,0 +1,257 @@
+"""Reads ONNX files that may be broken or hostile: every fault is an ImportModelError, and nothing outside of the
+model's folder is opened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, numpy_helper
+
+from ..errors import ImportModelError, UnsupportedOperatorError
+
+# Protobuf's own limit on a message.
+MAX_MODEL_BYTES = 2 ** 31 - 1
+# Below this the operators have other attributes (broadcasting was one); ONNX's converter lifts such models.
+OLDEST_OPSET, LIFTED_OPSET = 7, 13
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A model whose names, order and versions are checked.
+
+    folder : where external data is; None for a model that does not come from a file.
+    opsets : version by domain; the default domain is the empty string.
+    """
+
+    proto: onnx.ModelProto
+    folder: Path | None
+    opsets: Mapping[str, int]
+
+
+def read_model(model: onnx.ModelProto | Path | str) -> OnnxModel:
+    """Read and check a model.
+
+    Raises ImportModelError: the file is missing, too large, truncated, or not a model; names are missing, given twice
+    or form a cycle; a domain has no version.
+    """
+    proto, folder = _load(model)
+    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+        raise ImportModelError("the model has no graph", found=f"IR version {proto.ir_version}",
+                               expected="an ONNX model", hint="export the model again")
+    opsets = opset_versions(proto.opset_import)
+    if 0 < opsets.get("", OLDEST_OPSET) < OLDEST_OPSET:
+        proto = _lifted(proto)
+        opsets = opset_versions(proto.opset_import)
+    check_graph(proto.graph, ())
+    return OnnxModel(proto, folder, opsets)
+
+
+def _load(model: onnx.ModelProto | Path | str) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(model, onnx.ModelProto):
+        return model, None
+    if not isinstance(model, (str, Path)):
+        raise ImportModelError("not an ONNX model", found=type(model).__name__, expected="a ModelProto or a path")
+    path = Path(model)
+    if not path.is_file():
+        raise ImportModelError("the file does not exist", found=str(path), expected="the path of an .onnx file")
+    if path.stat().st_size > MAX_MODEL_BYTES:
+        raise ImportModelError("the file is larger than an ONNX file can be", found=f"{path.stat().st_size} bytes",
+                               expected=f"at most {MAX_MODEL_BYTES}", hint="export it with external data")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except (DecodeError, RecursionError, ValueError) as error:
+        raise ImportModelError("the file is not an ONNX model, or is truncated", found=str(path),
+                               hint="compare its size and checksum with the original") from error
+    except OSError as error:
+        raise ImportModelError("the file cannot be read", found=f"{path}: {error.strerror}") from error
+    return proto, path.parent
+
+
+def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Version by domain; ImportModelError where ONNX defines no such version or a domain has two."""
+    versions: dict[str, int] = {}
+    for entry in imports:
+        domain = domain_of(entry.domain)
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise ImportModelError("an operator domain is imported in two versions", found=domain or "ai.onnx")
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= versions.get("", newest) <= newest:
+        raise ImportModelError("the operator set version is unknown", found=versions[""], expected=f"1…{newest}",
+                               hint="export with an older opset, or update the onnx package")
+    return versions
+
+
+def domain_of(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.version_converter.convert_version(proto, LIFTED_OPSET)
+    except Exception as error:  # The converter raises whatever its C++ side makes of the model.
+        raise ImportModelError("the model's operator set is too old to be converted", found=str(error),
+                               expected=f"opset {OLDEST_OPSET} or later", hint="export the model again") from error
+
+
+def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:
+    """Names are unique, all are produced somewhere and ``outer`` has the rest; ImportModelError otherwise."""
+    problems: list[ImportModelError] = []
+    inputs, weights = [v.name for v in graph.input], [t.name for t in graph.initializer]
+    known = set(outer) | set(inputs) | set(weights)
+    for kind, names in (("input", inputs), ("initializer", weights)):
+        problems += [ImportModelError(f"an {kind} is given twice, or has no name", found=n) for n in _repeated(names)]
+    if graph.sparse_initializer:
+        problems.append(UnsupportedOperatorError("sparse initializers are not supported"))
+    produced: dict[str, str] = {}
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in produced or name in known:
+                problems.append(ImportModelError("a result is produced twice", layer=label_of(node), found=name))
+            produced[name] = label_of(node)
+    for node in graph.node:
+        if not node.op_type:
+            problems.append(ImportModelError("a node has no operator", layer=label_of(node)))
+        problems += [ImportModelError("a node reads a value that nothing produces", layer=label_of(node), found=name)
+                     for name in node.input if name and name not in produced and name not in known]
+    problems += [ImportModelError("an output of the model is not produced", found=v.name) for v in graph.output
+                 if v.name not in produced and v.name not in known]
+    if problems:
+        raise ImportModelError.collect(problems)
+
+
+def _repeated(names: list[str]) -> list[str]:
+    seen: set[str] = set()
+    return [n for n in names if not n or n in seen or seen.add(n)]  # type: ignore[func-returns-value]
+
+
+def label_of(node: onnx.NodeProto) -> str:
+    """What a node is called in errors: its name, or that of its first result."""
+    return node.name or next(filter(None, node.output), "") or node.op_type or "a node without name"
+
+
+def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes in an order in which everything is produced before it is read; the given one where that is such.
+
+    Raises ImportModelError, naming the nodes, where there is a cycle.
+    """
+    rest = list(nodes)
+    pending = {name for node in rest for name in node.output if name}
+    result: list[onnx.NodeProto] = []
+    while rest:
+        waiting = []
+        for node in rest:
+            if any(name in pending for name in reads_of(node)):
+                waiting.append(node)
+            else:
+                result.append(node)
+                pending.difference_update(node.output)
+        if len(waiting) == len(rest):
+            raise ImportModelError("the graph has a cycle", found=", ".join(label_of(n) for n in waiting[:5]),
+                                   expected="an acyclic graph")
+        rest = waiting
+    return result
+
+
+def reads_of(node: onnx.NodeProto) -> set[str]:
+    """The names that a node reads, those that its subgraphs take from outside included."""
+    names = {n for n in node.input if n}
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
+        for graph in graphs:
+            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            own |= {name for n in graph.node for name in n.output}
+            names |= {r for n in graph.node for r in reads_of(n)} - own
+            names |= {v.name for v in graph.output} - own
+    return names
+
+
+def array_of(tensor: TensorProto, folder: Path | None) -> np.ndarray:
+    """The array of a tensor, its external data included.
+
+    Raises ImportModelError: unknown element type, dimensions that do not fit the data, data outside of the folder.
+    """
+    where = f"tensor {tensor.name}" if tensor.name else "a tensor"
+    if tensor.data_type == TensorProto.STRING:
+        raise UnsupportedOperatorError(f"{where} holds strings, which are not supported")
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except (KeyError, TypeError) as error:
+        raise ImportModelError(f"{where} has an unknown element type", found=tensor.data_type) from error
+    if any(d < 0 for d in tensor.dims):
+        raise ImportModelError(f"{where} has a negative dimension", found=list(tensor.dims))
+    if tensor.data_location == TensorProto.EXTERNAL:
+        tensor = _with_external_data(tensor, folder, where)
+    whole_bytes = "int4" not in str(dtype) and "int2" not in str(dtype) and "float4" not in str(dtype)
+    expected = math.prod(tensor.dims) * dtype.itemsize
+    if whole_bytes and tensor.HasField("raw_data") and len(tensor.raw_data) != expected:
+        raise ImportModelError(f"{where} has data of the wrong length", found=f"{len(tensor.raw_data)} bytes",
+                               expected=f"{expected} bytes for {list(tensor.dims)} of {dtype}")
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise ImportModelError(f"{where} has data that do not fit its dimensions", found=list(tensor.dims)) from error
+
+
+def _with_external_data(tensor: TensorProto, folder: Path | None, where: str) -> TensorProto:
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ImportModelError(f"{where} is in another file", found=location, hint="pass the path of the model's file")
+    path = _inside(folder, location, where)
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", path.stat().st_size - offset))
+    except ValueError as error:
+        raise ImportModelError(f"{where} has an unreadable place in its file", found=entries) from error
+    if offset < 0 or length < 0 or offset + length > path.stat().st_size:
+        raise ImportModelError(f"{where} lies beyond the end of its file", found=f"{offset} + {length} bytes",
+                               expected=f"at most {path.stat().st_size}", hint=f"{location} may be truncated")
+    with path.open("rb") as file:
+        file.seek(offset)
+        raw = file.read(length)
+    return TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
+
+
+def _inside(folder: Path, location: str, where: str) -> Path:
+    """The file ``location``, which must be a relative path that stays in ``folder``, links followed."""
+    relative = Path(location)
+    hint = "external data must lie in the model's folder"
+    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts or "\\" in location:
+        raise ImportModelError(f"{where} names a file that is not allowed", found=location,
+                               expected="a relative path without ..", hint=hint)
+    path = (folder / relative).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ImportModelError(f"{where} names a link that leaves the model's folder", found=location, hint=hint)
+    if not path.is_file():
+        raise ImportModelError(f"{where} is in a file that does not exist", found=location,
+                               hint="copy it next to the model's file")
+    return path
+
+
+def attributes_of(node: onnx.NodeProto, folder: Path | None) -> dict[str, Any]:
+    """Attributes by name: strings as ``str``, lists as tuples, tensors as arrays, graphs as they are."""
+    result: dict[str, Any] = {}
+    for attribute in node.attribute:
+        kinds = onnx.AttributeProto
+        if attribute.type == kinds.TENSOR:
+            result[attribute.name] = array_of(attribute.t, folder)
+            continue
+        if attribute.type not in (kinds.FLOAT, kinds.INT, kinds.STRING, kinds.FLOATS, kinds.INTS, kinds.STRINGS,
+                                  kinds.GRAPH):
+            raise UnsupportedOperatorError(f"the attribute {attribute.name} is of a kind that is not supported",
+                                           layer=label_of(node), found=kinds.AttributeType.Name(attribute.type))
+        value = helper.get_attribute_value(attribute)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if not isinstance(value, (str, int, float, onnx.GraphProto)):
+            value = tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+        result[attribute.name] = value
+    return result
