@@ -1,0 +1,100 @@
+"""From statistics to quantization parameters: which range of a tensor the 256 levels cover.
+
+Levels spent on rare large values are lost for the many small ones; values outside the range saturate. The
+calibrators weigh this differently. ``MeanSquaredError`` is the default (``DEFAULT``): it minimises the very quantity
+that the noise model of ``sensitivity.py`` propagates, and is never worse by it than the two others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import DataError
+from ..precision import QParams
+from .statistics import TensorStatistics
+
+
+class Calibrator(Protocol):
+    """Chooses the affine u8 parameters of a tensor."""
+
+    def __call__(self, statistics: TensorStatistics) -> QParams:
+        """The parameters; the range they cover always contains 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """The whole range that was seen: nothing of the calibration data saturates."""
+
+    def __call__(self, statistics: TensorStatistics) -> QParams:
+        return QParams.from_range(statistics.minimum, statistics.maximum)
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """The range that holds ``p`` percent of the values, half of the rest cut off on each side.
+
+    The bounds are resolved to a bin of the histogram. DataError unless 50 < p <= 100.
+    """
+
+    p: float = 99.99
+
+    def __post_init__(self) -> None:
+        if not 50 < self.p <= 100:
+            raise DataError("an unusable percentile", found=self.p, expected="above 50, at most 100")
+
+    def __call__(self, statistics: TensorStatistics) -> QParams:
+        centres, counts = statistics.occupied()
+        cumulative = np.cumsum(counts)
+        tail = statistics.count * (100.0 - self.p) / 200.0
+        first = np.searchsorted(cumulative, tail, side="right")
+        last = np.searchsorted(cumulative, statistics.count - tail, side="left")
+        half = statistics.bin_width / 2
+        low = max(centres[min(first, len(centres) - 1)] - half, statistics.minimum)
+        high = min(centres[min(last, len(centres) - 1)] + half, statistics.maximum)
+        return QParams.from_range(low, high)
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """The range with the least mean squared quantization error on the histogram.
+
+    Both ends shrink together first, then each alone around the best, each over ``steps`` fractions of the range seen.
+    The search covers the whole range, so the result is never worse than ``MinMax``.
+    (Choukroun et al. 2019, Low-bit quantization of neural networks for efficient inference.)
+    """
+
+    steps: int = 24
+    smallest: float = 0.05
+
+    def __call__(self, statistics: TensorStatistics) -> QParams:
+        low, high = min(statistics.minimum, 0.0), max(statistics.maximum, 0.0)
+        fractions = np.geomspace(self.smallest, 1.0, self.steps)
+        centres, counts = statistics.occupied()
+
+        def best(ranges: list[tuple[float, float]]) -> tuple[float, float]:
+            errors = [squared_error(QParams.from_range(*r), centres, counts) for r in ranges]
+            return ranges[int(np.argmin(errors))]
+
+        joint = best([(low * f, high * f) for f in fractions[::-1]])
+        lower = best([joint, *((max(joint[0] * f, low), joint[1]) for f in (*fractions, *(1 / fractions)))])
+        return QParams.from_range(*best([lower, *((lower[0], min(lower[1] * f, high))
+                                                  for f in (*fractions, *(1 / fractions)))]))
+
+
+def squared_error(qparams: QParams, values: np.ndarray, counts: np.ndarray | float = 1.0) -> float:
+    """The sum of squared differences that storing ``values`` in u8 makes, weighted by ``counts``."""
+    levels = np.clip(np.rint(values / qparams.scale) + qparams.zero_point, 0, 255)
+    return float((counts * np.square((levels - qparams.zero_point) * qparams.scale - values)).sum())
+
+
+DEFAULT: Calibrator = MeanSquaredError()
+
+
+def calibrate(statistics: Mapping[str, TensorStatistics], calibrator: Calibrator = DEFAULT) -> dict[str, QParams]:
+    """The parameters of every tensor by name."""
+    return {name: calibrator(s) for name, s in statistics.items()}
