@@ -31,6 +31,7 @@ PIPELINE: tuple[Pass, ...] = (
     RecomposeHardActivations(),
     FoldBatchNorm(),
     RecomposeAttention(),
+    Simplify(),
     FoldConstants(),
     ToChannelsLast(),
     Simplify(),

@@ -94,21 +94,22 @@ def is_close(value: float | None, expected: float) -> bool:
 class Replacement:
     """What stands for a matched root: ``build(emit, *inputs)`` with the rebuilt ``inputs``.
 
-    ``emit(expr)`` binds an intermediate value; the result may be a call, a variable or a constant.
+    ``emit(expr, part)`` binds an intermediate value under the root's name and a part's (an empty one: the root's
+    name itself); the result may be a call, a variable or a constant.
     """
 
     inputs: tuple[Expr, ...]
     build: Callable[..., Expr]
 
 
-Emit = Callable[[Expr], relax.Var]
+Emit = Callable[..., relax.Var]
 Find = Callable[[Graph, relax.VarBinding], Replacement | None]
 
 
 def replace_matches(mod: tvm.IRModule, find: Find) -> tvm.IRModule:
     """A new module in which every binding that ``find`` has a replacement for is replaced; what is then unused goes.
 
-    The new value has the root's name, intermediates of a replacement are named ``root.N``.
+    The new value has the root's name, intermediates are named ``root.part``.
     """
     graph = Graph(mod["main"])
     rebuilt: dict[relax.Var, Expr] = {}
@@ -128,7 +129,7 @@ def replace_matches(mod: tvm.IRModule, find: Find) -> tvm.IRModule:
 def _build(
     builder: GraphBuilder, binding: relax.VarBinding, found: Replacement, rebuilt: Mapping[relax.Var, Expr],
 ) -> Expr:
-    def emit(expr: Expr) -> relax.Var:
-        return builder.emit(expr, f"{binding.var.name}.part")
+    def emit(expr: Expr, part: str = "part") -> relax.Var:
+        return builder.emit(expr, f"{binding.var.name}.{part}" if part else binding.var.name)
 
     return found.build(emit, *(substitute(expr, rebuilt) for expr in found.inputs))

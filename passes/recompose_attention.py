@@ -151,14 +151,15 @@ def _replacement(graph: Graph, scores: _Scores, v: Expr, result: tuple[int, ...]
         return None, "the mask does not broadcast to [batch, heads, query, key]"
 
     def build(emit: Emit, *values: Expr) -> Expr:
-        q, k, value = (o.emit(emit, x) for o, x in zip(operands, values[:3], strict=True))
+        parts = zip(operands, values[:3], ("query", "key", "value"), strict=True)
+        q, k, value = (operand.emit(emit, x, part) for operand, x, part in parts)
         if biases:
             bias = _emit_bias(emit, values[3:], [s for s in bias_shapes if s is not None], keys)
             call = relax.op.nn.attention_bias(q, k, value, bias, scale=scores.scale)
         else:
             call = relax.op.nn.attention(q, k, value, scale=scores.scale)
-        own_layout = relax.op.permute_dims(emit(call), [0, 2, 1, 3])
-        return own_layout if len(result) == 4 else relax.op.reshape(emit(own_layout), result)
+        own_layout = relax.op.permute_dims(emit(call, ""), [0, 2, 1, 3])
+        return own_layout if len(result) == 4 else relax.op.reshape(emit(own_layout, "layout"), result)
 
     return Replacement((*(o.source for o in operands), *biases), build), ""
 
@@ -187,10 +188,11 @@ class _Operand:
         batch, sequence, heads, width = (self.view[a] for a in self.axes)
         return batch, heads, sequence, width
 
-    def emit(self, emit: Emit, value: Expr) -> relax.Var:
+    def emit(self, emit: Emit, value: Expr, part: str) -> relax.Var:
+        """``value``, the tensor of the new function, as an operand of the attention operator."""
         if shape_of(value) != self.view:
-            value = emit(relax.op.reshape(value, self.view))
-        return emit(relax.op.permute_dims(value, list(self.axes)))
+            value = emit(relax.op.reshape(value, self.view), part)
+        return emit(relax.op.permute_dims(value, list(self.axes)), part)
 
 
 def _unmerged(graph: Graph, expr: Expr) -> Expr:
@@ -217,6 +219,7 @@ def _heads_of_transposed(graph: Graph, expr: Expr) -> _Operand:
 def _bias_shape(shape: tuple[int, ...], full: tuple[int, int, int, int], rank: int) -> tuple[int, ...] | None:
     """``shape`` with four dimensions that broadcast to ``full``; None where it cannot be."""
     batch, heads = full[:2]
+    wanted: tuple[int, ...]
     if rank == 3 and len(shape) == 3 and shape[0] == batch * heads:
         wanted = (batch, heads, *shape[1:])
     elif rank == 3 and len(shape) == 3 and shape[0] != 1:
@@ -227,9 +230,10 @@ def _bias_shape(shape: tuple[int, ...], full: tuple[int, int, int, int], rank: i
 
 
 def _emit_bias(emit: Emit, biases: Sequence[Expr], shapes: Sequence[tuple[int, ...]], keys: int) -> Expr:
-    views = [b if shape_of(b) == s else emit(relax.op.reshape(b, s)) for b, s in zip(biases, shapes, strict=True)]
+    views = [bias if shape_of(bias) == shape else emit(relax.op.reshape(bias, shape), "bias")
+             for bias, shape in zip(biases, shapes, strict=True)]
     total = views[0]
     for view in views[1:]:
-        total = emit(relax.op.add(total, view))
+        total = emit(relax.op.add(total, view), "bias")
     shape = shape_of(total)
-    return total if shape[3] == keys else emit(relax.op.broadcast_to(total, (*shape[:3], keys)))
+    return total if shape[3] == keys else emit(relax.op.broadcast_to(total, (*shape[:3], keys)), "bias")
