@@ -65,7 +65,7 @@ def test_mean_squared_error_finds_the_best_clipping() -> None:
     ours = squared_error(DEFAULT(statistics), x)
     dense = min(squared_error(QParams.from_range(-clip, clip), x) for clip in np.linspace(2, statistics.absmax, 150))
     assert ours <= 1.05 * dense  # the search is coarser than the dense one, near a flat minimum
-    assert ours < 0.8 * squared_error(MinMax()(statistics), x)
+    assert ours < 0.96 * squared_error(MinMax()(statistics), x)
 
 
 @pytest.mark.parametrize("calibrator", [MinMax(), Percentile(), MeanSquaredError()])
