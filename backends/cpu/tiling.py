@@ -108,16 +108,18 @@ def columns_of(product: Product, schedule: Schedule) -> int:
 
 def _cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabilities: Capabilities) -> float:
     """Predicted cycles of the slowest task."""
-    columns, rows = schedule.columns, schedule.rows
-    tiles = ceil(ceil(product.rows / rows) / schedule.row_tasks)
+    columns, tasks = schedule.columns, schedule.column_tasks
+    tiles = ceil(ceil(product.rows / schedule.rows) / schedule.row_tasks)
+    full, tail = (_tile_cycles(schedule.rows, v, product, arithmetic, capabilities)
+                  for v in (columns.vectors, columns.tail))
     blocks = columns_of(product, schedule)
-    mine = -(-blocks // schedule.column_tasks)
-    tails = 0.0
-    if columns.tail:
-        tails = mine / columns.blocks if product.groups > 1 else 1.0
-    full = mine - tails
-    return tiles * (full * _tile_cycles(rows, columns.vectors, product, arithmetic, capabilities)
-                    + tails * _tile_cycles(rows, columns.tail, product, arithmetic, capabilities))
+
+    def cost(first: int, last: int) -> float:
+        """Of one tile in each of the blocks first…last."""
+        tails = sum(1 for b in range(first, last) if b % columns.blocks >= columns.full)
+        return (last - first - tails) * full + tails * tail
+
+    return tiles * max(cost(t * blocks // tasks, (t + 1) * blocks // tasks) for t in range(tasks))
 
 
 def _tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmetic,
