@@ -185,10 +185,11 @@ def _reshape(layouts: Layouts, binding: relax.VarBinding) -> bool:
     source, shape = binding.value.args[0], shape_of(binding.var)
     if isinstance(source, Constant):
         return False
-    plain = identity(len(shape_of(source)))
     for axes in layouts.layouts_of(source):
-        if moves_nothing(shape_of(source), axes, plain):
-            layouts.emit(binding, identity(len(shape)), relax.op.reshape(layouts.get(source, axes), shape))
+        result = reshaped_layout(shape_of(source), axes, shape)
+        if result is not None:
+            value = relax.op.reshape(layouts.get(source, axes), [shape[a] for a in result])
+            layouts.emit(binding, result, value)
             return True
     axes = layouts.layouts_of(source)[0]
     if axes[0] == 0 and shape[1:] == (int(np.prod(shape_of(source)[1:])),) and _only_rows(layouts, binding):
@@ -197,6 +198,27 @@ def _reshape(layouts: Layouts, binding: relax.VarBinding) -> bool:
         layouts.emit(binding, identity(2), relax.op.reshape(layouts.get(source, axes), shape))
         return True
     return False
+
+
+def reshaped_layout(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]) -> Axes | None:
+    """The layout of a reshape's result, so that stored in it, it is a reshape of the source stored in ``axes``.
+
+    There is one where the source's elements are in their own order, where only dimensions of 1 come or go, and where
+    the reshape keeps the leading dimensions and the layout the trailing ones. None elsewhere.
+    """
+    if moves_nothing(source, axes, identity(len(source))):
+        return identity(len(result))
+    long_source = [a for a, d in enumerate(source) if d != 1]
+    long_result = [a for a, d in enumerate(result) if d != 1]
+    if [source[a] for a in long_source] == [result[a] for a in long_result]:
+        place = {r: axes.index(s) for s, r in zip(long_source, long_result, strict=True)}
+        keys = [max((place[r] for r in long_result if r == a), default=-1) for a in range(len(result))]
+        return tuple(sorted(range(len(result)), key=lambda a: keys[a]))
+    kept = next((i for i, (s, r) in enumerate(zip(source, result, strict=False)) if s != r),
+                min(len(source), len(result)))
+    if axes[kept:] != tuple(range(kept, len(source))):
+        return None
+    return (*axes[:kept], *range(kept, len(result)))
 
 
 def _only_rows(layouts: Layouts, binding: relax.VarBinding) -> bool:
@@ -208,13 +230,36 @@ def _only_rows(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 
 def _matmul(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    """A product with a constant matrix: takes any layout whose last axis is the last."""
     left, right = binding.value.args
-    order = layouts.row_order.get(left) if isinstance(left, relax.Var) else None
-    if order is None:
+    if not isinstance(left, relax.Var) or not isinstance(right, Constant) or len(shape_of(right)) != 2:
         return False
-    product = relax.op.matmul(layouts.plain(left), constant(constant_value(right)[order]))
-    layouts.emit(binding, identity(len(shape_of(binding.var))), product)
+    order = layouts.row_order.get(left)
+    weight = right if order is None else constant(constant_value(right)[order])
+    axes = _layout_with_last(layouts, left, 1)
+    layouts.emit(binding, axes, relax.op.matmul(layouts.get(left, axes), weight))
     return True
+
+
+def _normalization(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    """A normalization of the trailing axes: takes any layout in which these are the trailing ones."""
+    call, rank = binding.value, len(shape_of(binding.var))
+    trailing = len(call.attrs.axes)
+    normalized = sorted(int(a) % rank for a in call.attrs.axes)
+    if normalized != list(range(rank - trailing, rank)) or not isinstance(call.args[0], relax.Var):
+        return False
+    axes = _layout_with_last(layouts, call.args[0], trailing)
+    parameters = [layouts.plain(a) for a in call.args[1:]]
+    value = relax.Call(call.op, [layouts.get(call.args[0], axes), *parameters], call.attrs, call.ty_args)
+    layouts.emit(binding, axes, value)
+    return True
+
+
+def _layout_with_last(layouts: Layouts, var: relax.Var, trailing: int) -> Axes:
+    """A layout in which ``var`` is there and that keeps its ``trailing`` last axes; its own where there is none."""
+    plain = identity(len(shape_of(var)))
+    cut = len(plain) - trailing
+    return next((axes for axes in layouts.layouts_of(var) if axes[cut:] == plain[cut:]), plain)
 
 
 def as_it_is(layouts: Layouts, binding: relax.VarBinding) -> None:
@@ -240,4 +285,6 @@ _RULES: dict[str, Rule] = {
     "relax.permute_dims": _permute,
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.matmul": _matmul,
+    "relax.nn.layer_norm": _normalization,
+    "relax.nn.rms_norm": _normalization,
 }
