@@ -187,6 +187,15 @@ def variables_of(expr: Expr) -> Iterable[relax.Var]:
             yield from variables_of(arg)
 
 
+def without_dead_code(func: relax.Function) -> relax.Function:
+    """``func`` without the bindings that no output depends on; inputs stay, read or not."""
+    live = set(outputs_of(func))
+    for binding in reversed(op_bindings(func)):
+        if binding.var in live:
+            live.update(variables_of(binding.value))
+    return rewrite(func, lambda builder, binding, value: value if binding.var in live else binding.var)
+
+
 def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
     """A new module that is ``mod`` with ``main`` replaced."""
     functions = {gv: f for gv, f in mod.functions.items() if gv.name_hint != "main"}

@@ -1,0 +1,116 @@
+"""Gathers and scatters of ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tvm import relax
+
+from ...ir import Expr, dtype_of
+from .context import Context, Handler, Value, axis_of, rank, shape
+from .elementwise import truth
+from .movement import permuted
+
+_op = relax.op
+
+
+def index_select(c: Context, x: Value, dim: int, indices: Value) -> Value:
+    return c.emit(_op.take(c.expr(x), c.expr(indices), axis=axis_of(x, dim), mode="clip"))
+
+
+def gather(c: Context, x: Value, dim: int, indices: Value, **_: Value) -> Value:
+    return c.emit(_op.gather_elements(c.expr(x), c.expr(indices), axis=axis_of(x, dim)))
+
+
+def index(c: Context, x: Value, indices: Sequence[Value]) -> Value:
+    """Advanced indexing: one index is a ``take``; several go to the front, and back where they were adjacent."""
+    indexed = [(axis, v) for axis, v in enumerate(indices) if v is not None]
+    if any(_is_boolean(v) for _, v in indexed):
+        raise c.refuse("indexing by a mask gives a shape that depends on the data, which has no translation")
+    positions = [_from_front(c, v, shape(x)[axis]) for axis, v in indexed]
+    axes = [axis for axis, _ in indexed]
+    if len(axes) == 1:
+        return c.emit(_op.take(c.expr(x), positions[0], axis=axes[0], mode="clip"))
+    rest = [a for a in range(rank(x)) if a not in axes]
+    gathered = c.emit(_op.index_tensor(permuted(c, x, axes + rest, "front"), positions))
+    count = rank(gathered) - len(rest)
+    if axes != list(range(axes[0], axes[0] + len(axes))) or axes[0] == 0:
+        return gathered
+    before = list(range(count, count + axes[0]))
+    return permuted(c, gathered, [*before, *range(count), *range(count + axes[0], rank(gathered))])
+
+
+def _is_boolean(value: Value) -> bool:
+    return value.dtype == torch.bool if isinstance(value, torch.Tensor) else dtype_of(value) == "bool"
+
+
+def _from_front(c: Context, positions: Value, extent: int) -> Expr:
+    """Positions with negative ones counted from the end."""
+    if isinstance(positions, torch.Tensor):
+        return c.expr(torch.where(positions < 0, positions + extent, positions))
+    wrapped = c.emit(_op.add(positions, c.expr(extent, dtype_of(positions))), "wrapped")
+    negative = c.emit(_op.less(positions, c.expr(0, dtype_of(positions))), "is_negative")
+    return c.emit(_op.where(negative, wrapped, positions), "positions")
+
+
+def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False) -> Value:
+    if len(indices) == 1 and indices[0] is not None and _is_boolean(indices[0]):
+        return _masked_put(c, x, indices[0], values)
+    if len(indices) != rank(x) or any(v is None or _is_boolean(v) for v in indices):
+        raise c.refuse("assignment by index is supported with a position for every axis, or with one mask")
+    positions = [_from_front(c, v, extent) for v, extent in zip(indices, shape(x), strict=True)]
+    joint = np.broadcast_shapes(*(shape(p) for p in positions))
+    spread = [c.emit(_op.broadcast_to(p, joint), "positions") if shape(p) != joint else p for p in positions]
+    patch = c.expr(values, c.dtype)
+    if shape(patch) != joint:
+        patch = c.emit(_op.broadcast_to(patch, joint), "values")
+    return c.emit(_op.index_put(c.expr(x), tuple(spread), patch, accumulate=accumulate))
+
+
+def _masked_put(c: Context, x: Value, mask: Value, values: Value) -> Value:
+    if rank(values):
+        raise c.refuse("assignment by a mask is supported for one value")
+    condition = c.expr(mask)
+    if rank(mask) < rank(x):
+        condition = c.emit(_op.expand_dims(condition, list(range(rank(mask), rank(x)))), "mask")
+    return c.emit(_op.where(condition, c.expr(values, c.dtype), c.expr(x)))
+
+
+def scatter(reduction: str | None) -> Handler:
+    """``scatter`` and ``scatter_add``; None reads the reduction from the call."""
+    def translate(c: Context, x: Value, dim: int, indices: Value, source: Value, *,
+                  reduce: str | None = None) -> Value:
+        how = reduction or {None: "update", "add": "add", "multiply": "mul"}[reduce]
+        patch = c.expr(source, c.dtype)
+        positions = c.expr(indices)
+        if rank(patch) == 0:
+            patch = c.emit(_op.broadcast_to(patch, shape(positions)), "source")
+        if shape(patch) != shape(positions):
+            raise c.refuse("scatter is supported where the source has the shape of the index")
+        return c.emit(_op.scatter_elements(c.expr(x), positions, patch, axis=axis_of(x, dim), reduction=how))
+    return translate
+
+
+def one_hot(c: Context, x: Value, classes: int = -1) -> Value:
+    if classes < 0:
+        raise c.refuse("one_hot needs its number of classes", hint="pass num_classes=")
+    column = c.emit(_op.expand_dims(c.expr(x), -1), "column")
+    return c.emit(_op.astype(c.emit(_op.equal(column, c.expr(torch.arange(classes))), "matches"), "int64"))
+
+
+def take_along(c: Context, x: Value, indices: Value, dim: int | None = None) -> Value:
+    if dim is None:
+        raise c.refuse("take_along_dim is supported with a dim")
+    return gather(c, x, dim, indices)
+
+
+def masked_scatter_free(c: Context, x: Value, mask: Value, value: Value) -> Value:
+    return c.emit(_op.where(truth(c, mask), c.expr(value, c.dtype), c.expr(x)))
+
+
+TABLE: dict[str, Handler] = {
+    "index_select": index_select, "gather": gather, "take_along_dim": take_along, "index": index,
+    "index_put": index_put, "scatter": scatter(None), "scatter_add": scatter("add"), "one_hot": one_hot,
+}

@@ -1,0 +1,254 @@
+"""Walks an exported ATen graph once and writes it in the normal form."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import tvm
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import InputSpec as GraphInput
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from tvm import relax
+
+from ...errors import CompileError, ImportModelError, UnsupportedOperatorError
+from ...ir import GraphBuilder, constant, with_main, without_dead_code
+from ..model import ImportedModel, InputSpec
+from .context import Context, Value, is_variable, relax_dtype, shape, to_numpy
+from .graph import IGNORED, SHAPE_QUERIES, dependent_nodes, handler_of, packet_name
+from .names import LayerNames
+
+# Keyword arguments that say nothing about values once every tensor is on the CPU with the type it is inferred to have.
+_NOISE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "out"})
+
+
+class _Missing:
+    """Stands for the result of a call that could not be translated, so that the walk finds the other problems."""
+
+
+_MISSING = _Missing()
+
+
+class Translator:
+    """One translation of one exported program.
+
+    Parameters
+    ----------
+    program : without visible mutation (``graph.functionalize``).
+    examples : the example inputs, one for every user input of the program, or None; they bind dynamic dimensions.
+    """
+
+    def __init__(self, program: ExportedProgram, examples: list[Any] | None) -> None:
+        self._program = program
+        self._examples = examples
+        self._names = LayerNames(dependent_nodes(program))
+        self._values: dict[Node, Value] = {}
+        self._problems: list[tuple[str, str, UnsupportedOperatorError]] = []
+        self._builder = GraphBuilder([])
+
+    def run(self) -> ImportedModel:
+        """The imported model; UnsupportedOperatorError with everything that has no translation."""
+        parameters = self._bind_inputs()
+        self._builder = GraphBuilder(parameters)
+        for node in self._program.graph.nodes:
+            if node.op == "call_function":
+                self._values[node] = self._call(node)
+            elif node.op == "get_attr":
+                self._values[node] = _MISSING
+        self._raise_problems()
+        variables, names = self._outputs()
+        main = without_dead_code(self._builder.finish(variables))
+        inputs = tuple(InputSpec(v.name, shape(v), str(v.ty.dtype)) for v in parameters)
+        return ImportedModel(with_main(tvm.IRModule({}), main), inputs, names, "pytorch")
+
+    def _bind_inputs(self) -> list[relax.Var]:
+        """Values for the placeholders; returns the variables among them, the model's inputs."""
+        placeholders = [n for n in self._program.graph.nodes if n.op == "placeholder"]
+        specs = self._program.graph_signature.input_specs
+        users = [s for s in specs if s.kind == InputKind.USER_INPUT]
+        if self._examples is not None and len(self._examples) != len(users):
+            raise ImportModelError("the number of example inputs is not the program's", found=len(self._examples),
+                                   expected=[s.arg.name for s in users])
+        examples = iter(self._examples if self._examples is not None else [None] * len(users))
+        symbols: dict[str, int] = {}
+        for node, spec in zip(placeholders, specs, strict=True):
+            if spec.kind != InputKind.USER_INPUT:
+                self._values[node] = self._stored(spec)
+                continue
+            example = next(examples)
+            if isinstance(spec.arg, ConstantArgument):
+                self._values[node] = spec.arg.value
+            elif isinstance(node.meta["val"], torch.Tensor):
+                self._values[node] = self._input(node, example, symbols)
+            else:
+                raise ImportModelError("inputs that are not tensors have to be constant", layer=node.name,
+                                       hint="export the program with a fixed value for it")
+        return [v for n in placeholders if isinstance(v := self._values[n], relax.Var)]
+
+    def _stored(self, spec: GraphInput) -> torch.Tensor:
+        """A parameter, buffer or constant of the program, on the CPU, floating point as float32."""
+        state, constants = self._program.state_dict, self._program.constants
+        tensor = state[spec.target] if spec.target in state else constants.get(spec.target)
+        if not isinstance(tensor, torch.Tensor):
+            raise ImportModelError("the program holds something that is not a tensor", layer=str(spec.target),
+                                   found=type(tensor).__name__)
+        return _single(tensor.detach().cpu())
+
+    def _input(self, node: Node, example: Any, symbols: dict[str, int]) -> relax.Var:
+        dims = tuple(node.meta["val"].shape)
+        if example is not None:
+            if not isinstance(example, torch.Tensor) or example.ndim != len(dims):
+                raise ImportModelError("the example input does not fit", layer=node.name, expected=f"a tensor {dims}",
+                                       found=tuple(getattr(example, "shape", ())) or type(example).__name__)
+            sizes = [self._size(node, d, int(n), symbols) for d, n in zip(dims, example.shape, strict=True)]
+        else:
+            sizes = [self._size(node, d, None, symbols) for d in dims]
+        return relax.Var(node.name, relax.TensorType(sizes, relax_dtype(node.meta["val"].dtype)))
+
+    def _size(self, node: Node, dim: int | torch.SymInt, given: int | None, symbols: dict[str, int]) -> int:
+        """The number that stands for a dimension; dims of one symbol have to agree."""
+        if isinstance(dim, int):
+            if given is not None and given != dim:
+                raise ImportModelError("the example input does not fit a dimension that the program has fixed",
+                                       layer=node.name, found=given, expected=dim)
+            return dim
+        if given is None:
+            raise ImportModelError("the program has dynamic dimensions and came without example inputs",
+                                   layer=node.name, found=str(dim), hint="pass example inputs, which bind them")
+        bounds = self._program.range_constraints.get(dim.node.expr)
+        if bounds is not None and not bounds.lower <= given <= bounds.upper:
+            raise ImportModelError("the example input is outside of the range the program was exported for",
+                                   layer=node.name, found=given, expected=f"{bounds.lower} to {bounds.upper}")
+        if symbols.setdefault(str(dim), given) != given:
+            raise ImportModelError("example inputs disagree about a dynamic dimension", layer=node.name, found=given,
+                                   expected=symbols[str(dim)])
+        return given
+
+    def _call(self, node: Node) -> Value:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
+        op = node.target
+        if any(v is _MISSING for v in pytree.tree_leaves((args, kwargs))):
+            return _MISSING
+        if isinstance(op, torch._ops.OpOverload) and packet_name(op) in IGNORED:
+            return None
+        if not is_variable((args, tuple(kwargs.values()))):
+            return self._compute(node, args, kwargs)
+        if not isinstance(op, torch._ops.OpOverload):
+            return args[0][args[1]] if getattr(op, "__name__", "") == "getitem" else self._refuse(
+                node, "it has no translation")
+        if packet_name(op) in SHAPE_QUERIES:
+            return _shape_answer(packet_name(op), *args)
+        handler = handler_of(op)
+        if handler is None:
+            return self._refuse(node, "it has no translation")
+        context = Context(self._builder, self._names.of(node), node.meta["val"])
+        try:
+            return handler(context, *_positional(op, args, kwargs), **_keywords(op, kwargs))
+        except UnsupportedOperatorError as error:
+            return self._refuse(node, error)
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, CompileError) as error:
+            return self._refuse(node, f"this form of it has no translation ({str(error).splitlines()[-1][:160]})")
+
+    def _compute(self, node: Node, args: Any, kwargs: Any) -> Value:
+        """A call that depends on no input, computed by PyTorch."""
+        op = node.target
+        if isinstance(op, torch._ops.OpOverload):
+            if torch.Tag.nondeterministic_seeded in op.tags and not _is_dropout(op):
+                return self._refuse(node, "it draws random numbers")
+            if op._schema.is_mutable:
+                args = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, args)
+        elif isinstance(op, torch._ops.HigherOrderOperator):
+            return self._refuse(node, "control flow has no translation")
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "cpu"}
+        with torch.no_grad():
+            return pytree.tree_map_only(torch.Tensor, _single, op(*args, **kwargs))
+
+    def _refuse(self, node: Node, reason: str | UnsupportedOperatorError) -> _Missing:
+        name = self._names.of(node)
+        error = reason if isinstance(reason, UnsupportedOperatorError) else UnsupportedOperatorError(reason, layer=name)
+        self._problems.append((str(node.target), name, error))
+        return _MISSING
+
+    def _raise_problems(self) -> None:
+        if not self._problems:
+            return
+        counts = Counter((op, error.problem) for op, _, error in self._problems)
+        lines = []
+        for (op, reason), count in counts.items():
+            layers = list(dict.fromkeys(n for o, n, e in self._problems if (o, e.problem) == (op, reason)))
+            shown = ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+            lines.append(f"- {op}, {count} time{'s' if count > 1 else ''}, in {shown}: {reason}")
+        first = self._problems[0][2]
+        error = UnsupportedOperatorError(
+            f"{len(counts)} operator{'s' if len(counts) > 1 else ''} of the model cannot be translated:\n"
+            + "\n".join(lines),
+            found=first.found if len(counts) == 1 else None, expected=first.expected if len(counts) == 1 else None,
+            hint=(first.hint if len(counts) == 1 else None) or "replace them in the model by others")
+        error.problems = tuple(e for _, _, e in self._problems)
+        raise error
+
+    def _outputs(self) -> tuple[list[relax.Var], tuple[str, ...]]:
+        """The returned variables and their names; outputs that are None are left out."""
+        specs = self._program.graph_signature.output_specs
+        changed = [s.target or s.arg.name for s in specs if s.kind != OutputKind.USER_OUTPUT]
+        if changed:
+            raise ImportModelError("the model changes its own state, or its inputs, when it is called",
+                                   found=", ".join(map(str, changed)),
+                                   hint="return the new state as an output, and take the old one as an input")
+        output = next(n for n in self._program.graph.nodes if n.op == "output")
+        values = [self._values[n] if isinstance(n, Node) else n for n in output.args[0]]
+        kept = [(v, n) for v, n in zip(values, _output_names(self._program), strict=True) if v is not None]
+        if not kept or not all(isinstance(v, (relax.Var, torch.Tensor)) for v, _ in kept):
+            raise ImportModelError("the model has to return tensors", found=[type(v).__name__ for v in values])
+        variables = [v if isinstance(v, relax.Var) else self._builder.emit(constant(to_numpy(v)), n) for v, n in kept]
+        return variables, tuple(n for _, n in kept)
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    """Floating point as float32, the rest as it is."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _is_dropout(op: torch._ops.OpOverload) -> bool:
+    return "dropout" in packet_name(op)
+
+
+def _shape_answer(query: str, x: Value, dim: int | None = None) -> Value:
+    dims = shape(x)
+    if "numel" in query:
+        return torch.Size(dims).numel()
+    if query == "dim":
+        return len(dims)
+    return list(dims) if dim is None else dims[dim]
+
+
+def _positional(op: torch._ops.OpOverload, args: tuple[Value, ...], kwargs: dict[str, Value]) -> list[Value]:
+    """The positional arguments in the order of the schema, with its defaults."""
+    specs = [a for a in op._schema.arguments if not a.kwarg_only]
+    return [args[i] if i < len(args) else kwargs.get(a.name, a.default_value) for i, a in enumerate(specs)]
+
+
+def _keywords(op: torch._ops.OpOverload, kwargs: dict[str, Value]) -> dict[str, Value]:
+    """The keyword-only arguments that were given and matter."""
+    only = {a.name for a in op._schema.arguments if a.kwarg_only} - _NOISE
+    return {name: value for name, value in kwargs.items() if name in only}
+
+
+def _output_names(program: ExportedProgram) -> list[str]:
+    """``"output"`` for a single one, else the keys and positions that lead to it: ``"logits"``, ``"output_0"`` …"""
+    spec = program.call_spec.out_spec
+    leaves = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))[0]
+    names = [_path_name(path) for path, _ in leaves]
+    return ["output"] if len(names) == 1 else names
+
+
+def _path_name(path: Iterable[Any]) -> str:
+    parts = [re.sub(r"\W", "", str(key)) for key in path]
+    name = "_".join(parts)
+    return f"output_{name}" if name[:1].isdigit() or not name else name

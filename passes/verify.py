@@ -1,0 +1,111 @@
+"""The executable statement of the normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from ..errors import VerificationError
+from ..ir import Constant, Expr, bindings_of, op_bindings, op_name, outputs_of
+
+# Operators that only training has, or that the importers write out.
+_NOT_INFERENCE = frozenset({"relax.nn.batch_norm", "relax.nn.dropout", "relax.call_tir", "relax.call_dps_packed",
+                            "relax.call_pure_packed", "relax.call_inplace_packed", "relax.call_tir_inplace"})
+_PLAIN_ARGUMENTS = (relax.Var, Constant, relax.ShapeExpr, tvm.tirx.IntImm, tvm.tirx.FloatImm)
+
+
+@dataclass(frozen=True)
+class VerifyNormalForm:
+    """Return the module as it is; raise VerificationError, with every problem, where it is not in normal form.
+
+    Requires: one Relax function ``main``, whose body is one dataflow block; every binding is an operator's call on
+    variables, constants, shapes and numbers (no nested calls), or an item of a tuple; binding and parameter names are
+    unique; all shapes are static; floating point tensors are float32; no operator is one of training; the result is
+    a tensor variable or a tuple of them.
+    Ensures: the same.
+    """
+
+    name: str = "VerifyNormalForm"
+
+    def __call__(self, mod: tvm.IRModule) -> tvm.IRModule:
+        problems = list(_module_problems(mod))
+        if not problems:
+            problems = list(_function_problems(mod["main"]))
+        if problems:
+            raise problems[0] if len(problems) == 1 else _together(problems)
+        return mod
+
+
+def _together(problems: Sequence[VerificationError]) -> VerificationError:
+    error = VerificationError("the module is not in normal form:\n" + "\n".join(f"- {p}" for p in problems))
+    error.problems = tuple(problems)
+    return error
+
+
+def _module_problems(mod: tvm.IRModule) -> Iterator[VerificationError]:
+    names = sorted(gv.name_hint for gv in mod.functions)
+    if names != ["main"] or not isinstance(mod["main"], relax.Function):
+        yield VerificationError("the module has to hold one Relax function, main", found=names)
+        return
+    blocks = mod["main"].body.blocks if isinstance(mod["main"].body, relax.SeqExpr) else []
+    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+        yield VerificationError("the body of main has to be one dataflow block", found=f"{len(blocks)} blocks")
+
+
+def _function_problems(func: relax.Function) -> Iterator[VerificationError]:
+    names = [p.name for p in func.params] + [b.var.name for b in op_bindings(func)]
+    for name in sorted({n for n in names if names.count(n) > 1} | {n for n in names if not n}):
+        yield VerificationError("the name is not unique" if name else "a name is empty", layer=name or None)
+    for param in func.params:
+        yield from _type_problems(param.name, param.ty)
+    outputs = outputs_of(func)
+    for binding in op_bindings(func):
+        yield from _binding_problems(binding, is_output=any(binding.var.same_as(o) for o in outputs))
+    known = {*func.params, *(b.var for b in bindings_of(func))}
+    for output in outputs:
+        if output not in known or not isinstance(output.ty, relax.TensorType):
+            yield VerificationError("an output is not a tensor variable of the function", found=str(output))
+
+
+def _binding_problems(binding: relax.VarBinding, *, is_output: bool) -> Iterator[VerificationError]:
+    name, value = binding.var.name, binding.value
+    yield from _type_problems(name, binding.var.ty)
+    if isinstance(value, relax.TupleGetItem):
+        if not isinstance(value.tuple_value, relax.Var):
+            yield VerificationError("an item is taken of something else than a variable", layer=name)
+    elif isinstance(value, relax.Call):
+        yield from _call_problems(name, value)
+    elif not (isinstance(value, Constant) and is_output):
+        yield VerificationError("a binding has to be an operator's call", layer=name, found=type(value).__name__)
+
+
+def _call_problems(name: str, call: relax.Call) -> Iterator[VerificationError]:
+    operator = op_name(call)
+    if operator is None or not operator.startswith(("relax.", "narrowcast.")) or operator in _NOT_INFERENCE:
+        yield VerificationError("the call is not of an operator of the normal form", layer=name,
+                                found=operator or type(call.op).__name__)
+    for arg in call.args:
+        fields = arg.fields if isinstance(arg, relax.Tuple) else [arg]
+        for field in fields:
+            if not isinstance(field, _PLAIN_ARGUMENTS):
+                yield VerificationError("an argument has to be a variable, a constant, a shape or a number", layer=name,
+                                        found=type(field).__name__)
+            elif isinstance(field, Constant):
+                yield from _type_problems(name, field.ty)
+
+
+def _type_problems(name: str, ty: Expr) -> Iterator[VerificationError]:
+    if isinstance(ty, relax.TupleType):
+        for field in ty.fields:
+            yield from _type_problems(name, field)
+        return
+    if not isinstance(ty, relax.TensorType):
+        yield VerificationError("a value has to be a tensor or a tuple of tensors", layer=name, found=str(ty))
+        return
+    if ty.shape is None or not all(isinstance(d, tvm.tirx.IntImm) for d in ty.shape):
+        yield VerificationError("a static shape was required", layer=name, found=str(ty))
+    if "float" in str(ty.dtype) and str(ty.dtype) != "float32":
+        yield VerificationError("floating point tensors have to be float32", layer=name, found=str(ty.dtype))
