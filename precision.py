@@ -155,6 +155,12 @@ class PrecisionPlan:
                 return decision
         raise KeyError(op)
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What determines the emitted program: two plans with equal keys differ in reasons and figures at most."""
+        return (tuple((d.op, d.precision, d.stores, d.per_channel) for d in self.decisions),
+                tuple(sorted((tensor, storages) for tensor, storages in self.casts.items() if storages)), self.module_hash)
+
     def stored(self, tensor: str) -> tuple[Storage, ...]:
         """All materialisations of a group's tensor: its kernel's own, then those of stand-alone casts.
 

@@ -110,6 +110,36 @@ class Samples(Sequence[Sample]):
         return Samples(tuple(self.items[i] for i in indices), self.notes)
 
 
+def reusable(data: Any) -> Any:
+    """``data`` in a form that can be read more than once: an iterator is read into a list."""
+    return list(data) if isinstance(data, Iterator) else data
+
+
+def example_of(data: Any) -> Any:
+    """The inputs of the first sample, batch 1, as ``compile`` takes example inputs; None where there is no data.
+
+    What follows the inputs in a tuple is taken for the labels. A mapping stays one.
+    """
+    if data is None:
+        return None
+    first = next(iter(_items(data)), None)
+    if first is None:
+        raise DataError("the data is empty", found="no batch at all", expected="at least one sample", hint=_HOW_TO_PASS)
+    if isinstance(first, tuple | list) and len(first) == 2 and isinstance(first[0], tuple | list | Mapping):
+        first = first[0]
+    elif isinstance(first, tuple | list) and len(first) > 1:
+        first = first[:-1]
+    if isinstance(first, Mapping):
+        return {k: _first_row(v, k) for k, v in first.items() if k not in LABEL_KEYS}
+    values = first if isinstance(first, tuple | list) else (first,)
+    return tuple(_first_row(v, f"input {i}") for i, v in enumerate(values))
+
+
+def _first_row(value: Any, name: str) -> np.ndarray:
+    array = _as_numpy(value, name)
+    return array[:1].astype(np.float32) if array.dtype == np.float64 else array[:1]
+
+
 @dataclass(frozen=True)
 class Split:
     """Three parts of the data that never overlap.

@@ -17,16 +17,12 @@ import tvm_ffi
 from tvm import relax
 
 from ..errors import PlanError, VerificationError
-from ..ir import Group, GraphBuilder, groups_of, op_bindings, outputs_of, shape_of, with_main
-from ..precision import FLOAT32, PrecisionPlan, Storage, readable
+from ..ir import MOVEMENT_KINDS, Group, GraphBuilder, dtype_of, groups_of, op_bindings, outputs_of, shape_of, with_main
+from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
 from .cpu.cast import build_cast
 from .cpu.emit import emit
 from .cpu.kernel import Kernel, KernelRequest
 from .target import Capabilities
-
-# bfloat16 travels as its bits: TVM's LLVM code generation has no bfloat type.
-RUNTIME_DTYPE = {"bfloat16": "uint16"}
-
 
 @dataclass(frozen=True)
 class Lowered:
@@ -49,10 +45,27 @@ class Lowered:
 def request_for(group: Group, plan: PrecisionPlan, stored: Callable[[str], tuple[Storage, ...]]) -> KernelRequest:
     """What the plan asks of a group's kernel; ``stored`` gives all materialisations of a tensor."""
     decision = plan[group.name]
-    inputs = tuple(
-        readable(stored(name), decision.precision if i in group.exact_inputs else None)
-        for i, name in enumerate(group.inputs))
-    return KernelRequest(group, decision.precision, inputs, decision.stores, decision.per_channel)
+
+    def required(index: int) -> Precision | Storage | None:
+        if index in group.exact_inputs:
+            return decision.precision
+        moved = group.kind in MOVEMENT_KINDS and dtype_of(group.function.params[index]) == "float32"
+        return decision.stores[0] if moved else None
+
+    inputs = tuple(readable(stored(name), required(i)) for i, name in enumerate(group.inputs))
+    outputs = decision.stores if computes_float(group) else native_outputs(group)
+    return KernelRequest(group, decision.precision, inputs, outputs, decision.per_channel)
+
+
+def computes_float(group: Group) -> bool:
+    """Whether the group computes one float tensor: only those are stored as the plan says."""
+    result = group.function.ret_ty
+    return isinstance(result, relax.TensorType) and str(result.dtype) == "float32"
+
+
+def native_outputs(group: Group) -> tuple[Storage, ...]:
+    """The storages of what a group computes, each its own type."""
+    return tuple(Storage(dtype_of(r)) for r in outputs_of(group.function))
 
 
 def lower(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilities, threads: int, *,
@@ -67,7 +80,7 @@ def lower(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilities, th
         raise PlanError("the plan belongs to another module", found=f"{len(plan.decisions)} decisions",
                         expected=f"one for each of {len(groups)} groups")
     emit_group = emit_group or (lambda request: emit(request, capabilities, threads))
-    return _Lowering(mod, plan, groups, emit_group, threads).run()
+    return _Lowering(mod, plan, groups, emit_group, capabilities, threads).run()
 
 
 @dataclass
@@ -76,6 +89,7 @@ class _Lowering:
     plan: PrecisionPlan
     groups: list[Group]
     emit_group: Callable[[KernelRequest], Kernel]
+    capabilities: Capabilities
     threads: int
     values: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
     fields: dict[str, list[relax.Var]] = field(default_factory=dict)
@@ -105,8 +119,9 @@ class _Lowering:
         return self._finish(main)
 
     def _stored(self, name: str) -> tuple[Storage, ...]:
-        planned = self.plan.stored(name)
-        return (self.natives[name], *planned) if name in self.natives else planned
+        if name in self.natives:
+            return (self.natives[name], *self.plan.casts.get(name, ()))
+        return self.plan.stored(name)
 
     def _call(self, group: Group) -> None:
         request = request_for(group, self.plan, self._stored)
@@ -118,6 +133,8 @@ class _Lowering:
         if isinstance(group.function.ret_ty, relax.TupleType):
             self.fields[group.name] = outputs
             return
+        if not computes_float(group):
+            self.natives[group.name], = request.outputs
         for storage, var in zip(request.outputs, outputs, strict=True):
             self.values[group.name, storage.dtype] = var
         self._cast_all(group.name, shape_of(outputs[0]))
@@ -133,7 +150,7 @@ class _Lowering:
         """Make the materialisations of ``name`` that the plan leaves to stand-alone casts."""
         for storage in self.plan.casts.get(name, ()):
             source = readable(tuple(s for s in self._stored(name) if (name, s.dtype) in self.values), None)
-            kernel = build_cast(shape, source, storage, self.threads)
+            kernel = build_cast(shape, source, storage, self.capabilities, self.threads)
             self.values[name, storage.dtype], = self._launch(kernel, f"{name}.to_{storage.dtype}",
                                                              [self.values[name, source.dtype]])
             self.casts += 1

@@ -1,0 +1,322 @@
+"""``compile``: the whole story on one page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from .assignment import solve
+from .backends.costs import CostTable
+from .backends.cpu.emit import emit
+from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.executable import Executable, build_library
+from .backends.lower import Lowered, lower
+from .backends.target import Target
+from .budget import AccuracyBudget, Measurement, measure
+from .calibration import calibrators
+from .calibration.calibrators import Calibrator
+from .calibration.evaluator import Evaluator
+from .calibration.sensitivity import estimate_sensitivities
+from .calibration.statistics import Statistics
+from .decisions import build_plan
+from .errors import BudgetError, DataError, PlanError, TargetError
+from .frontends import ImportedModel, import_model
+from .ir import groups_of
+from .passes import run_pipeline
+from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of, shared_quantization
+from .precision import Decision, Precision, PrecisionPlan, QParams
+from .program import Program, TensorSpec
+from .progress import Listener, silent
+from .report import Report
+from .samples import Samples, Split, example_of, reusable, split
+from .search import Candidate, PlanSearch, run_samples, shares, weight_bytes
+from .stages import Stage, stage_of
+
+
+def compile(
+    model: Any, target: str = "cpu", accuracy_budget: AccuracyBudget | float | None = None, *, data: Any = None,
+    metric: Any = None, precision: str | Precision | None = None, example_inputs: Any = None, per_channel: bool = True,
+    calibrator: Calibrator = calibrators.DEFAULT, num_threads: int | None = None, seed: int = 0,
+    progress: Listener = silent, cost_cache: str | Path | None = None,
+) -> Program:
+    """Compile a trained network to a program for ``target`` that is verified to keep ``accuracy_budget``.
+
+    Parameters
+    ----------
+    model : ``nn.Module``, ``torch.export.ExportedProgram``, ``onnx.ModelProto`` or the path of an .onnx file.
+    target : ``"cpu"`` (this machine) or ``"cpu:<LLVM CPU name>"``.
+    accuracy_budget : how much may be lost on which data; a plain number is a ``max_drop`` on ``data`` by ``metric``. None: exact
+        FP32, or with ``precision`` that precision wherever the target has it, the drop reported and not judged.
+    data : samples, where no ``AccuracyBudget`` brings them; calibration for a forced precision.
+    metric : for a plain number, or to report the drop of a forced precision.
+    precision : force one precision wherever target and operator have it; where they lack INT8, BF16 takes its place, then FP32.
+    example_inputs : what fixes the shapes; by default the first sample of the data, batch 1.
+    per_channel : whether INT8 weights have a scale per output channel.
+    calibrator : how ranges become quantization parameters.
+    num_threads : threads of the program; by default every CPU the process may use.
+    seed : of every random choice; the same inputs and seed give the same plan while the costs are the measured ones of
+        the cache.
+    progress : called with (phase, done, total).
+    cost_cache : the file that measured costs are kept in; by default in the user's cache folder.
+
+    Raises
+    ------
+    BudgetError : no program inside the budget was found; it carries the best plan and its measured drop.
+    ImportModelError, UnsupportedOperatorError, DataError, TargetError, PlanError : what was passed is unusable.
+    """
+    forced = _precision(precision)
+    job = _Job(Target.parse(target, num_threads), forced, per_channel, calibrator, seed, progress, cost_cache)
+    budget = _budget(accuracy_budget, data, metric)
+    if forced is not None and forced not in job.target.precisions():
+        raise TargetError(f"the target has no {forced}", found=target, expected=", ".join(map(str, job.target.precisions())))
+    if budget is not None:
+        budget = replace(budget, data=reusable(budget.data), calibration=reusable(budget.calibration))
+    else:
+        data = reusable(data)
+    with job.phase("import"):
+        if example_inputs is None:
+            example_inputs = example_of(budget.data if budget else data)
+        job.imported = import_model(model, example_inputs)
+    with job.phase("passes"):
+        job.normalize()
+    if budget is not None:
+        return job.under_budget(budget)
+    if forced in (None, Precision.FP32):
+        return job.program(job.emit(job.exact_plan()), job.report())
+    return job.forced_to(data, metric)
+
+
+@dataclass
+class _Built:
+    """A plan's program, loaded."""
+
+    plan: PrecisionPlan
+    lowered: Lowered
+    library: bytes
+    executable: Executable
+
+
+@dataclass
+class _Job:
+    """One call of ``compile``: what its steps share."""
+
+    target: Target
+    forced: Precision | None
+    per_channel: bool
+    calibrator: Calibrator
+    seed: int
+    progress: Listener
+    cost_cache: str | Path | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+    built: dict[tuple[object, ...], _Built] = field(default_factory=dict)
+    kernels: dict[tuple[Any, ...], Kernel] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of a step under ``name``."""
+        start = time.perf_counter()
+        self.progress(name, 0, 1)
+        yield
+        self.progress(name, 1, 1)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    imported: ImportedModel = field(init=False)
+    network: Network = field(init=False)
+
+    def normalize(self) -> None:
+        """Imported module -> grouped form, every stage kept."""
+        self.stages.append(stage_of("import", self.imported.mod))
+        mod = run_pipeline(self.imported.mod, observe=lambda name, m: self.stages.append(stage_of(name, m)))
+        self.network = Network.of(mod, groups_of(mod))
+        self.module_hash = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) & (2**64 - 1):016x}"
+
+    # The three ways ------------------------------------------------------------------------------------------------
+
+    def exact_plan(self) -> PrecisionPlan:
+        """FP32 everywhere."""
+        problem = build_problem(self.network, nominal_costs(self.network, self.target, {}), {}, {}, None,
+                                {g.name: Precision.FP32 for g in self.network.groups})
+        storages = {t: ("float32",) for t in self.network.shapes}
+        plan = build_plan(solve(replace(problem, storages=storages)), {})
+        reason = "exact FP32: no budget was given" if self.forced is None else "FP32 was asked for"
+        return self.finish_plan(replace(plan, decisions=tuple(replace(d, reason=reason) for d in plan.decisions)))
+
+    def forced_to(self, data: Any, metric: Any) -> Program:
+        """One precision wherever it exists; the drop is reported where there is a metric."""
+        with self.phase("calibrate"):
+            samples = Samples.of(data, self.imported.inputs)
+            parts = split(samples, self.seed) if metric is not None else Split(samples, samples, samples)
+            qparams = self.calibrate(parts.calibration)
+        plan = self.forced_plan(qparams)
+        built = self.emit(plan)
+        measured = None
+        if metric is not None:
+            with self.phase("verify"):
+                reference = run_samples(self.emit(self.exact_plan()).executable, parts.verification, self.progress, "FP32")
+                outputs = run_samples(built.executable, parts.verification, self.progress, "verify")
+                measured = measure(metric, reference, outputs, parts.verification.labels, seed=self.seed)
+        return self.program(built, self.report(plan, measured, rounds=1))
+
+    def under_budget(self, budget: AccuracyBudget) -> Program:
+        """The fastest program inside the budget."""
+        with self.phase("calibrate"):
+            samples = Samples.of(budget.data, self.imported.inputs)
+            extra = None if budget.calibration is None else Samples.of(budget.calibration, self.imported.inputs)
+            parts = split(samples, self.seed, extra)
+            qparams = self.calibrate(parts.calibration)
+        reference = self.emit(self.exact_plan())
+        search = self.search(budget, parts, qparams, reference)
+        with self.phase("search and verify"):
+            found, measured, kept = search.run()
+        plan = found.plan
+        if not kept:
+            raise BudgetError(
+                "no program inside the budget was found", plan=plan, measured_drop=measured.drop,
+                found=f"a drop of {measured.drop:.5g} (at most {measured.upper:.5g} with confidence {measured.confidence:g})",
+                expected=f"at most {budget.max_drop:g} in {measured.metric}",
+                hint="raise max_drop, pass more data, or leave more precisions open; the error carries the plan")
+        report = self.report(plan, measured, budget=budget, rounds=search.rounds, reference=reference,
+                             candidate=found, notes=(*samples.notes, *search.notes))
+        return self.program(self.built[plan.key], report)
+
+    # Their steps ---------------------------------------------------------------------------------------------------
+
+    def calibrate(self, samples: Samples) -> dict[str, QParams]:
+        """Quantization parameters of every float tensor, from the calibration samples."""
+        evaluator, statistics = Evaluator(self.network.mod), Statistics()
+        for done, sample in enumerate(samples, 1):
+            evaluator.visit(sample.inputs, statistics.observe)
+            self.progress("calibrate values", done, len(samples))
+        return shared_quantization(self.network, calibrators.calibrate(statistics, self.calibrator))
+
+    def search(self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built) -> PlanSearch:
+        """Everything that the search needs: noise, costs, the problem."""
+        with self.phase("sensitivity"):
+            noise = estimate_sensitivities(
+                self.network.mod, [s.inputs for s in parts.calibration], qparams, per_channel=self.per_channel, seed=self.seed,
+                precisions=self.target.precisions(),
+                progress=lambda done, total: self.progress("sensitivity of layers", done, total))
+        if self.forced is None:
+            with self.phase("costs"):
+                table = CostTable(self.cost_cache)
+                costs = measure_costs(
+                    self.network, self.target, qparams, self.kernel,
+                    lambda kernels: table.measure(kernels, self.target, lambda d, t: self.progress("measure kernels", d, t)),
+                    per_channel=self.per_channel)
+        else:
+            costs = nominal_costs(self.network, self.target, qparams)
+        forced = {} if self.forced is None else self.forced_precisions(qparams)
+        problem = build_problem(self.network, costs, qparams, self.macs(reference), noise, forced)
+        return PlanSearch(problem, qparams, self.finish_plan, lambda plan: self.emit(plan).executable, reference.executable,
+                          budget, parts.selection, parts.verification, self.seed, self.progress)
+
+    def forced_precisions(self, qparams: Mapping[str, QParams]) -> dict[str, Precision]:
+        """The precision of every group when one is forced: it, or the widest narrow one that the group has."""
+        result = {}
+        for group in self.network.groups:
+            open_ = precisions_of(self.network, group, self.target, qparams)
+            order = (self.forced, Precision.BF16, Precision.FP32)
+            result[group.name] = next(p for p in order if p in open_)
+        return result
+
+    def forced_plan(self, qparams: Mapping[str, QParams]) -> PrecisionPlan:
+        """The plan of a forced precision, storages chosen by bytes."""
+        problem = build_problem(self.network, nominal_costs(self.network, self.target, qparams), qparams, {}, None,
+                                self.forced_precisions(qparams))
+        return self.finish_plan(build_plan(solve(problem), qparams))
+
+    def finish_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """What the assignment does not know: the module, the seed, how weights are scaled."""
+        decisions = tuple(self._finish(d) for d in plan.decisions)
+        return replace(plan, decisions=decisions, module_hash=self.module_hash, seed=self.seed)
+
+    def _finish(self, decision: Decision) -> Decision:
+        reason = decision.reason
+        if self.forced is not None and decision.macs == 0 and decision.precision is self.forced:
+            reason = f"{decision.precision} was forced"
+        return replace(decision, per_channel=self.per_channel, reason=reason)
+
+    def kernel(self, request: KernelRequest) -> Kernel:
+        """The kernel of a request; kept, so that plans that agree on a group share it."""
+        key = (request.group.name, request.precision, request.inputs, request.outputs, request.per_channel)
+        if key not in self.kernels:
+            self.kernels[key] = emit(request, self.target.capabilities, self.target.threads)
+        return self.kernels[key]
+
+    def emit(self, plan: PrecisionPlan) -> _Built:
+        """The plan's program, compiled and loaded; a plan seen before is not compiled again."""
+        if plan.key not in self.built:
+            with self.phase("emit"):
+                lowered = lower(self.network.mod, plan, self.target.capabilities, self.target.threads, emit_group=self.kernel)
+                library = build_library(lowered.mod, self.target.tvm_target())
+                self.built[plan.key] = _Built(plan, lowered, library, Executable(library, lowered.constants, self.target.threads))
+        return self.built[plan.key]
+
+    @staticmethod
+    def macs(built: _Built) -> dict[str, int]:
+        """Multiply-adds of every group."""
+        return {name: kernel.macs for name, kernel in built.lowered.kernels.items()}
+
+    # What comes out ------------------------------------------------------------------------------------------------
+
+    def report(self, plan: PrecisionPlan | None = None, measured: Measurement | None = None, *,
+               budget: AccuracyBudget | None = None, rounds: int = 0, reference: _Built | None = None,
+               candidate: Candidate | None = None, notes: tuple[str, ...] = ()) -> Report:
+        """The report; ``program`` adds what the finished program tells."""
+        report = Report(target=str(self.target), threads=self.target.threads, rounds=rounds, notes=notes,
+                        predicted_us=candidate.assignment.cost_us if candidate and self.forced is None else None)
+        if measured is not None:
+            report = replace(
+                report, metric=measured.metric, baseline=measured.baseline, compiled=measured.compiled, drop=measured.drop,
+                lower=measured.interval[0], upper=measured.upper, confidence=measured.confidence, relative=measured.relative,
+                samples=measured.samples, max_drop=budget.max_drop if budget else None)
+        return report
+
+    def program(self, built: _Built, report: Report) -> Program:
+        """The program of a plan, with its report completed."""
+        macs = self.macs(built)
+        plan = replace(built.plan, decisions=tuple(replace(d, macs=macs[d.op]) for d in built.plan.decisions))
+        share = shares(plan)
+        report = replace(
+            report, weight_bytes=weight_bytes(built.lowered.constants), casts=built.lowered.casts,
+            int8_share=share.get("int8", 0.0), bf16_share=share.get("bf16", 0.0), seconds=dict(self.seconds))
+        main = self.network.mod["main"]
+        outputs = [TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
+                   for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)]
+        program = Program(
+            library=built.library, lowered=built.lowered.mod, functions=built.lowered.functions,
+            constants=built.lowered.constants, plan=plan, report=report, target=self.target, outputs=outputs,
+            inputs=[TensorSpec(s.name, tuple(s.shape), s.dtype) for s in self.imported.inputs],
+            stages=[*self.stages, stage_of("lower", built.lowered.mod)])
+        return program
+
+
+def _types(ty: Any) -> list[Any]:
+    return list(ty.fields) if hasattr(ty, "fields") else [ty]
+
+
+def _precision(precision: str | Precision | None) -> Precision | None:
+    if precision is None:
+        return None
+    try:
+        return Precision(precision)
+    except ValueError:
+        raise PlanError("unknown precision", found=repr(precision), expected=", ".join(map(str, Precision))) from None
+
+
+def _budget(budget: AccuracyBudget | float | None, data: Any, metric: Any) -> AccuracyBudget | None:
+    if budget is None:
+        return None
+    if isinstance(budget, AccuracyBudget):
+        if data is not None or metric is not None:
+            raise DataError("data and metric are given twice", found="an AccuracyBudget and data= or metric=",
+                            hint="put them into the AccuracyBudget")
+        return budget
+    return AccuracyBudget(max_drop=budget, data=data, metric=metric)

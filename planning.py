@@ -1,0 +1,174 @@
+"""From a grouped module to an assignment problem: quantization parameters, candidate kernels, costs.
+
+Nothing is decided here; ``assignment.solve`` decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+import tvm
+from tvm import relax
+
+from .assignment import GroupOptions, Problem
+from .backends.cpu.cast import build_cast
+from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.target import Target
+from .calibration.sensitivity import Sensitivities
+from .ir import COMPUTE_KINDS, MOVEMENT_KINDS, OPAQUE_KINDS, Group, dtype_of, op_bindings, outputs_of, shape_of
+from .precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint8": 1}
+# A tensor of this many elements is cast to learn what storing costs per byte.
+_PROBE_ELEMENTS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module in grouped form with what planning needs to know of it.
+
+    shapes : the shape of every float tensor (model inputs, groups, fields of tuples), by name.
+    outputs : names of the model's outputs.
+    """
+
+    mod: tvm.IRModule
+    groups: tuple[Group, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, mod: tvm.IRModule, groups: Sequence[Group]) -> Network:
+        """The network of a module in grouped form."""
+        main = mod["main"]
+        tensors = [*main.params, *(b.var for b in op_bindings(main))]
+        shapes = {v.name: shape_of(v) for v in tensors
+                  if isinstance(v.ty, relax.TensorType) and dtype_of(v) == "float32"}
+        return cls(mod, tuple(groups), shapes, tuple(v.name for v in outputs_of(main)))
+
+    def exact_inputs(self, group: Group) -> tuple[str, ...]:
+        """Names of the float tensors that the group's anchor multiplies."""
+        return tuple(dict.fromkeys(group.inputs[i] for i in group.exact_inputs))
+
+    def without_epilogue(self) -> list[str]:
+        """Float tensors whose producer cannot write a second storage: a stand-alone cast has to."""
+        with_epilogue = {g.name for g in self.groups if g.kind not in MOVEMENT_KINDS + OPAQUE_KINDS}
+        return [t for t in self.shapes if t not in with_epilogue]
+
+
+def shared_quantization(network: Network, qparams: Mapping[str, QParams]) -> dict[str, QParams]:
+    """The quantization parameters of every float tensor, from those that suit each one alone.
+
+    Movement groups write the storage they read, so the tensors they connect share one set of parameters: where theirs
+    differ, that of the union of their ranges.
+    """
+    links: nx.Graph = nx.Graph()
+    links.add_nodes_from(t for t in network.shapes if t in qparams)
+    for group in network.groups:
+        if group.kind in MOVEMENT_KINDS:
+            links.add_edges_from((group.name, t) for t in group.inputs if t in qparams and group.name in qparams)
+    shared: dict[str, QParams] = {}
+    for tensors in nx.connected_components(links):
+        own = {qparams[t] for t in tensors}
+        common = own.pop() if len(own) == 1 else _union(own)
+        shared.update(dict.fromkeys(tensors, common))
+    return {t: shared[t] for t in network.shapes if t in shared}
+
+
+def _union(several: Iterable[QParams]) -> QParams:
+    ranges = [(-q.zero_point * q.scale, (255 - q.zero_point) * q.scale) for q in several]
+    return QParams.from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
+
+
+def storage_of(tensor: str, dtype: str, qparams: Mapping[str, QParams]) -> Storage:
+    """The storage of a tensor in a dtype, with its quantization parameters where it is uint8."""
+    return Storage(dtype, qparams[tensor] if dtype == "uint8" else None)
+
+
+def precisions_of(network: Network, group: Group, target: Target, qparams: Mapping[str, QParams]) -> tuple[Precision, ...]:
+    """What a group may compute in on a target, the most exact first."""
+    if group.kind not in COMPUTE_KINDS:
+        return (Precision.FP32,)
+    found = [p for p in target.precisions() if group.kind != "attention" or p is not Precision.INT8]
+    if not all(t in qparams for t in network.exact_inputs(group)):
+        found = [p for p in found if p is not Precision.INT8]
+    return tuple(found)
+
+
+def candidate(network: Network, group: Group, precision: Precision, qparams: Mapping[str, QParams], *,
+              per_channel: bool) -> KernelRequest:
+    """The kernel whose time stands for a group at a precision: everything it touches is stored in that precision."""
+    function = group.function
+    dtype = precision.storage_dtype
+
+    def stored(name: str, native: str) -> Storage:
+        if native != "float32":
+            return Storage(native)
+        return storage_of(name, "float32" if dtype == "uint8" and name not in qparams else dtype, qparams)
+
+    inputs = tuple(stored(name, dtype_of(p)) for name, p in zip(group.inputs, function.params, strict=True))
+    results = outputs_of(function)
+    outputs = tuple(stored(group.name, dtype_of(r)) if len(results) == 1 else Storage(dtype_of(r)) for r in results)
+    return KernelRequest(group, precision, inputs, outputs, per_channel)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured microseconds: of every candidate, of stand-alone casts, and of storing a byte."""
+
+    groups: Mapping[tuple[str, Precision], float]
+    casts: Mapping[tuple[str, str], float]
+    byte_us: float
+
+
+Measure = Callable[[Sequence[Kernel]], list[float]]
+Emit = Callable[[KernelRequest], Kernel]
+
+
+def measure_costs(network: Network, target: Target, qparams: Mapping[str, QParams], emit: Emit, measure: Measure, *,
+                  per_channel: bool) -> Costs:
+    """Emit and time every candidate and every cast that a plan could want, all in one go."""
+    candidates = [(g.name, p, emit(candidate(network, g, p, qparams, per_channel=per_channel)))
+                  for g in network.groups for p in precisions_of(network, g, target, qparams)]
+    casts = [(t, s.dtype, build_cast(network.shapes[t], FLOAT32, s, target.capabilities, target.threads))
+             for t in network.without_epilogue()
+             for s in (BFLOAT16, *([storage_of(t, "uint8", qparams)] if t in qparams else []))]
+    probe = build_cast((_PROBE_ELEMENTS,), FLOAT32, BFLOAT16, target.capabilities, target.threads)
+    times = measure([*(k for _, _, k in candidates), *(k for _, _, k in casts), probe])
+    groups = {(name, p): t for (name, p, _), t in zip(candidates, times, strict=False)}
+    cast_us = {(name, d): t for (name, d, _), t in zip(casts, times[len(candidates):], strict=False)}
+    return Costs(groups, cast_us, times[-1] / (6 * _PROBE_ELEMENTS))
+
+
+def nominal_costs(network: Network, target: Target, qparams: Mapping[str, QParams]) -> Costs:
+    """Costs for a plan that is forced: only the storages are open, and what counts for them is bytes."""
+    byte_us = 1e-4
+    casts = {(t, d): math.prod(network.shapes[t]) * (4 + _DTYPE_BYTES[d]) * byte_us
+             for t in network.without_epilogue() for d in ("bfloat16", "uint8")}
+    groups = {(g.name, p): 0.0 for g in network.groups for p in precisions_of(network, g, target, qparams)}
+    return Costs(groups, casts, byte_us)
+
+
+def build_problem(network: Network, costs: Costs, qparams: Mapping[str, QParams], macs: Mapping[str, int],
+                  noise: Sensitivities | None, forced: Mapping[str, Precision]) -> Problem:
+    """The assignment problem without a noise limit; ``noise`` None where only speed and force count."""
+    by_group: dict[str, dict[Precision, float]] = {}
+    for (name, precision), cost in costs.groups.items():
+        by_group.setdefault(name, {})[precision] = cost
+    options = tuple(
+        GroupOptions(g.name, g.kind, by_group[g.name], g.inputs, network.exact_inputs(g),
+                     {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
+                     macs.get(g.name, 0), shared_qparams=True)
+        for g in network.groups)
+    store_us = {(t, d): math.prod(shape) * size * costs.byte_us
+                for t, shape in network.shapes.items() for d, size in _DTYPE_BYTES.items()}
+    storages = {t: ("float32", "bfloat16", "uint8") if t in qparams else ("float32", "bfloat16") for t in network.shapes}
+    storage_noise = {key: noise.storage[key] for key in _storages(storages) if key in noise.storage} if noise else {}
+    return Problem(options, network.outputs, frozenset(network.shapes), store_us, dict(costs.casts), storage_noise,
+                   math.inf, dict(forced), storages)
+
+
+def _storages(storages: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[str, str]]:
+    return ((tensor, dtype) for tensor, dtypes in storages.items() for dtype in dtypes)

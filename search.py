@@ -1,0 +1,172 @@
+"""The search for the fastest program inside a budget: decide, emit, measure, correct, decide again.
+
+The integer program minimizes time under a bound on the *predicted* noise. What a bound means for the user's metric is
+found out by emitting the program and measuring it: the bound is lowered until the selection samples are inside the budget, then
+narrowed from both sides. The verification samples judge only what came out, and decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .assignment import Assignment, Problem, solve
+from .backends.executable import Executable
+from .budget import AccuracyBudget, Measurement, measure, within
+from .decisions import build_plan
+from .precision import PrecisionPlan, QParams
+from .progress import Listener
+from .samples import Samples
+
+# Programs that one search emits at most.
+MAX_ROUNDS = 8
+# Bounds that are closer than this factor are not narrowed further.
+_CLOSE = 1.4
+# Below this share of the fastest plan's noise only FP32 is left to try.
+_LEAST = 1e-4
+
+Outputs = list[tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that was emitted and measured on the selection samples."""
+
+    assignment: Assignment
+    plan: PrecisionPlan
+    executable: Executable
+    selection: Measurement
+
+
+@dataclass
+class PlanSearch:
+    """One search.
+
+    problem : the assignment problem; its noise limit is what the search varies.
+    emit : plan -> loaded program.
+    reference : the emitted FP32 program.
+    budget, selection, verification, seed : what the plan is judged by.
+    """
+
+    problem: Problem
+    qparams: Mapping[str, QParams]
+    finish_plan: Callable[[PrecisionPlan], PrecisionPlan]
+    emit: Callable[[PrecisionPlan], Executable]
+    reference: Executable
+    budget: AccuracyBudget
+    selection: Samples
+    verification: Samples
+    seed: int
+    progress: Listener
+    rounds: int = 0
+    notes: list[str] = field(default_factory=list)
+    _tried: dict[tuple[object, ...], Candidate] = field(default_factory=dict)
+
+    def run(self) -> tuple[Candidate, Measurement, bool]:
+        """The fastest candidate that the verification samples confirm, its measurement, and whether it is inside the
+        budget. Where nothing is, the one with the least drop."""
+        self._selection_reference = run_samples(self.reference, self.selection, self.progress, "FP32 on selection")
+        self._verification_reference = run_samples(self.reference, self.verification, self.progress, "FP32 on verification")
+        failed: list[tuple[Candidate, Measurement]] = []
+        ceiling = math.inf
+        while True:
+            found = self._fastest_below(ceiling)
+            judged = self.verify(found)
+            if within(judged, self.budget):
+                return found, judged, True
+            failed.append((found, judged))
+            self._note_samples(judged)
+            if self.rounds >= MAX_ROUNDS:
+                ceiling = 0.0
+            elif found.assignment.noise <= 0 or ceiling == 0:
+                best = min(failed, key=lambda pair: pair[1].drop)
+                return best[0], best[1], False
+            else:
+                ceiling = found.assignment.noise * self._correction(judged)
+
+    def verify(self, candidate: Candidate) -> Measurement:
+        """The candidate on the verification samples."""
+        outputs = run_samples(candidate.executable, self.verification, self.progress, f"verify round {self.rounds}")
+        return self._measure(self._verification_reference, outputs, self.verification)
+
+    def _fastest_below(self, ceiling: float) -> Candidate:
+        """The fastest candidate with noise of at most ``ceiling`` that the selection samples accept; the most exact one
+        where they accept none."""
+        candidate = self._try(ceiling)
+        accepted: Candidate | None = None
+        refused = math.inf
+        while True:
+            if candidate.selection.drop <= self.budget.max_drop:
+                accepted = candidate
+                if refused == math.inf:
+                    return candidate
+            else:
+                refused = min(refused, candidate.assignment.noise)
+            floor = accepted.assignment.noise if accepted else 0.0
+            if self.rounds >= MAX_ROUNDS or (floor > 0 and refused / floor < _CLOSE):
+                return accepted or self._try(0.0)
+            if accepted is None and candidate.assignment.noise <= 0:
+                return candidate
+            step = math.sqrt(refused * floor) if floor > 0 else refused * self._correction(candidate.selection)
+            following = self._try(step)
+            if following is candidate or (accepted is not None and following is accepted):
+                return accepted or self._try(0.0)
+            candidate = following
+
+    def _correction(self, measured: Measurement) -> float:
+        """By what the noise must shrink for the drop to fit: drops grow about in proportion to the noise."""
+        judged = measured.upper if self.budget.confidence is not None else measured.drop
+        return float(np.clip(self.budget.max_drop / max(judged, 1e-12), 0.05, 0.6))
+
+    def _try(self, limit: float) -> Candidate:
+        """Decide under a noise limit, emit, and measure on the selection samples; a plan seen before is not run again."""
+        fastest = next(iter(self._tried.values())).assignment.noise if self._tried else math.inf
+        if limit < fastest * _LEAST:
+            limit = 0.0
+        assignment = solve(replace(self.problem, noise_limit=limit))
+        plan = self.finish_plan(build_plan(assignment, self.qparams))
+        if plan.key not in self._tried:
+            self.rounds += 1
+            executable = self.emit(plan)
+            outputs = run_samples(executable, self.selection, self.progress, f"select round {self.rounds}")
+            measured = self._measure(self._selection_reference, outputs, self.selection)
+            self._tried[plan.key] = Candidate(assignment, plan, executable, measured)
+        return self._tried[plan.key]
+
+    def _measure(self, reference: Outputs, outputs: Outputs, samples: Samples) -> Measurement:
+        return measure(self.budget.metric or "", reference, outputs, samples.labels, confidence=self.budget.confidence,
+                       relative=self.budget.relative, max_drop=self.budget.max_drop, seed=self.seed)
+
+    def _note_samples(self, judged: Measurement) -> None:
+        if judged.samples_needed is not None:
+            self.notes.append(
+                f"a plan with a measured drop of {judged.drop:.5g} was given up because {judged.samples} verification samples do "
+                f"not prove the budget with confidence {judged.confidence:g}; about {judged.samples_needed} would")
+
+
+def run_samples(executable: Executable, samples: Samples, progress: Listener, phase: str) -> Outputs:
+    """The program's outputs for every sample, in order."""
+    outputs: Outputs = []
+    for done, sample in enumerate(samples, 1):
+        outputs.append(tuple(executable(sample.inputs)))
+        if done % 64 == 0 or done == len(samples):
+            progress(phase, done, len(samples))
+    return outputs
+
+
+def shares(plan: PrecisionPlan) -> dict[str, float]:
+    """The share of the multiply-adds at each precision, by the precision's name."""
+    total = sum(d.macs for d in plan.decisions)
+    result: dict[str, float] = {}
+    for decision in plan.decisions:
+        if total:
+            result[str(decision.precision)] = result.get(str(decision.precision), 0.0) + decision.macs / total
+    return result
+
+
+def weight_bytes(constants: Sequence[np.ndarray]) -> int:
+    """Size of a program's packed constants."""
+    return sum(c.nbytes for c in constants)
