@@ -20,9 +20,9 @@ from tvm import relax
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
 from ..ir import GraphBuilder, constant, dtype_of, shape_of, with_main
 from .model import ImportedModel
-from .onnx_constants import can_evaluate, evaluate
+from .onnx_constants import can_evaluate, evaluate, widened
 from .onnx_inputs import bind_inputs
-from .onnx_names import op_name
+from .onnx_names import NodeNames
 from .onnx_ops import OPERATORS, OnnxNode, Value, normal_dtype
 from .onnx_reading import (
     array_of,
@@ -38,6 +38,7 @@ from .onnx_reading import (
 # Functions that call functions, and branches in branches: beyond this a model is hostile.
 MAX_DEPTH = 32
 MAX_NODES = 1_000_000
+_NO_TRANSLATION = "no translation"
 
 
 def import_onnx(model: onnx.ModelProto | Path | str,
@@ -63,7 +64,8 @@ def import_onnx(model: onnx.ModelProto | Path | str,
     inputs = bind_inputs(source.proto.graph, example_inputs)
     variables = {s.name: relax.Var(s.name, relax.TensorType(s.shape, s.dtype)) for s in inputs}
     builder = GraphBuilder(list(variables.values()))
-    importer = _Importer(builder, source.folder, {(domain_of(f.domain), f.name): f for f in source.proto.functions})
+    functions = {(domain_of(f.domain), f.name): f for f in source.proto.functions}
+    importer = _Importer(builder, source.folder, functions, NodeNames(source.proto.graph))
     scope = _Scope(dict(variables), {t.name: t for t in source.proto.graph.initializer})
     importer.run(source.proto.graph.node, scope, source.opsets, None)
     importer.raise_unsupported()
@@ -112,7 +114,9 @@ class _Importer:
     builder: GraphBuilder
     folder: Path | None
     functions: Mapping[tuple[str, str], onnx.FunctionProto]
+    names: NodeNames
     unsupported: list[tuple[str, str, str]] = field(default_factory=list)
+    caller: onnx.NodeProto | None = None
     count: int = 0
     depth: int = 0
 
@@ -123,7 +127,8 @@ class _Importer:
             if name in place.values:
                 return place.values[name]
             if name in place.initializers:
-                return place.values.setdefault(name, array_of(place.initializers[name], self.folder))
+                array = widened(array_of(place.initializers[name], self.folder))
+                return place.values.setdefault(name, array)
             place = place.parent
         raise ImportModelError("a value is read that nothing produces", found=name)
 
@@ -139,7 +144,7 @@ class _Importer:
             results = self._results(node, scope, opsets, name)
             for output, value in zip(node.output, results, strict=False):
                 if output:
-                    scope.values[output] = value
+                    scope.values[output] = widened(value) if isinstance(value, np.ndarray) else value
         self.depth -= 1
 
     def _results(self, node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int],
@@ -152,13 +157,13 @@ class _Importer:
         known = [v for v in inputs if not isinstance(v, _Unknown)]
         if len(known) < len(inputs):
             if key not in OPERATORS and key not in self.functions and not _has_function(*key, opsets):
-                self._report(node, "no translation")
+                self._report(node, _NO_TRANSLATION)
             return [_UNKNOWN] * len(node.output)
         opset = opsets.get(key[0], 1)
         try:
             results = self._translate(node, scope, opsets, OnnxNode(
-                op=node.op_type, domain=key[0], opset=opset, name=name or op_name(node, scope.initializers),
-                label=label, inputs=tuple(known), outputs=tuple(node.output), attributes=attributes_of(node, self.folder),
+                op=node.op_type, domain=key[0], opset=opset, name=name or self.names.of(node), label=label,
+                inputs=tuple(known), outputs=tuple(node.output), attributes=attributes_of(node, self.folder),
                 builder=self.builder))
         except UnsupportedOperatorError as error:
             self._report(node, error.problem)
@@ -219,10 +224,16 @@ class _Importer:
         arguments = [*resolved.inputs, *[None] * (len(function.input) - len(resolved.inputs))]
         scope = _Scope(dict(zip(function.input, arguments, strict=True)))
         body = [_with_arguments(n, node, function) for n in function.node]
-        self.run(body, scope, opset_versions(function.opset_import), resolved.name)
-        return [self.lookup(scope, o) for o in function.output]
+        opsets = {"": onnx.defs.onnx_opset_version(), **opset_versions(function.opset_import)}
+        outermost, self.caller = self.caller, self.caller or node
+        self.run(body, scope, opsets, resolved.name)
+        self.caller = outermost
+        wanted = zip(function.output, [*node.output, *[""] * len(function.output)], strict=False)
+        return [self.lookup(scope, inner) if outer else None for inner, outer in wanted]
 
     def _report(self, node: onnx.NodeProto, reason: str) -> None:
+        """Note what has no translation; what a function calls is noted as the call."""
+        node = self.caller or node
         kind = f"{node.domain}.{node.op_type}" if domain_of(node.domain) else node.op_type
         self.unsupported.append((kind, label_of(node), reason))
 
@@ -231,8 +242,9 @@ class _Importer:
         if not self.unsupported:
             return
         lines = []
-        for (kind, reason), count in sorted(Counter((k, r) for k, _, r in self.unsupported).items()):
-            nodes = [label for k, label, r in self.unsupported if (k, r) == (kind, reason)]
+        found = dict.fromkeys(self.unsupported)
+        for (kind, reason), count in sorted(Counter((k, r) for k, _, r in found).items()):
+            nodes = [label for k, label, r in found if (k, r) == (kind, reason)]
             shown = ", ".join(nodes[:5]) + (" …" if count > 5 else "")
             lines.append(f"- {kind} ({count} {'node' if count == 1 else 'nodes'}: {shown}): {reason}")
         raise UnsupportedOperatorError("the model has operators that are not supported:\n" + "\n".join(lines),
@@ -284,13 +296,16 @@ def _has_function(domain: str, op: str, opsets: Mapping[str, int]) -> bool:
 def _function_of(node: onnx.NodeProto, resolved: OnnxNode) -> onnx.FunctionProto:
     """The function that ONNX defines the operator by; UnsupportedOperatorError where there is none."""
     if not _has_function(resolved.domain, resolved.op, {resolved.domain: resolved.opset}):
-        raise UnsupportedOperatorError("no translation", layer=resolved.label)
+        depends = resolved.domain == "" and can_evaluate(node, resolved.opset)
+        raise UnsupportedOperatorError(_NO_TRANSLATION + " for inputs that depend on the model's" * depends,
+                                       layer=resolved.label)
     schema = onnx.defs.get_schema(resolved.op, resolved.opset, resolved.domain)
     function = onnx.FunctionProto()
     if schema.has_function:
         version = max([v for v in schema.function_opset_versions if v <= resolved.opset],
                       default=min(schema.function_opset_versions))
-        function.CopyFrom(schema.get_function_with_opset_version(version))
+        function.ParseFromString(schema.get_function_with_opset_version(version))
+        function.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
         return function
     versions = schema.context_dependent_function_opset_versions
     version = max([v for v in versions if v <= resolved.opset], default=min(versions))

@@ -22,9 +22,9 @@ _BOUNDED = ("NonZero", "Unique", "Compress")
 _NOT_EVALUATED = {
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "If", "Loop",
     "Scan", "SequenceMap", "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "MaxPool",
-    "AveragePool", "LpPool", "MaxUnpool", "LSTM", "GRU", "RNN", "Resize", "Upsample", "GridSample", "RoiAlign", "NonMaxSuppression",
-    "Attention", "Einsum", "ImageDecoder", "DFT", "STFT", "MelWeightMatrix", "Optional", "OptionalGetElement",
-    "TfIdfVectorizer", "Col2Im", "CenterCropPad",
+    "AveragePool", "LpPool", "MaxUnpool", "LSTM", "GRU", "RNN", "Resize", "Upsample", "GridSample", "RoiAlign",
+    "NonMaxSuppression", "Attention", "Einsum", "ImageDecoder", "DFT", "STFT", "MelWeightMatrix", "Optional",
+    "OptionalGetElement", "TfIdfVectorizer", "Col2Im", "CenterCropPad",
 }
 
 
@@ -43,7 +43,9 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: Sequence[np.ndarray | Non
 
     Raises ImportModelError where the node is inconsistent or a result would take more than ``MAX_CONSTANT_BYTES``.
     """
-    given = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
+    given = _one_float({name: array for name, array in zip(node.input, inputs, strict=True) if array is not None})
+    if node.op_type == "Range":  # ONNX's own functions pass it vectors of one element.
+        given = {n: a.reshape(()) if a.size == 1 else a for n, a in given.items()}
     try:
         model = _model_of(node, opset, given)
         _check_sizes(node, onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), label)
@@ -59,6 +61,18 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: Sequence[np.ndarray | Non
     if any(a.dtype == object or a.dtype.kind in "US" for a in arrays):
         raise UnsupportedOperatorError(f"{node.op_type} gives strings or sequences", layer=label)
     return arrays
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """Half precision as float32, which holds it exactly; other arrays as they are."""
+    return array.astype(np.float32) if str(array.dtype) in ("float16", "bfloat16") else array
+
+
+def _one_float(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Float arrays in the widest of their element types: normal form has made some of them wider."""
+    floats = [a.dtype for a in given.values() if a.dtype.kind == "f"]
+    widest = max(floats, key=lambda d: d.itemsize, default=None)
+    return {n: a.astype(widest) if a.dtype.kind == "f" else a for n, a in given.items()}
 
 
 def _model_of(node: onnx.NodeProto, opset: int, given: dict[str, np.ndarray]) -> onnx.ModelProto:

@@ -1,10 +1,9 @@
-"""Op names for ONNX nodes: those of the layers that PyTorch's exporters came from, where the model tells."""
+"""Op names for ONNX nodes: those that the PyTorch frontend gives, where the model says which layer a node came from."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
 
 import onnx
 
@@ -14,42 +13,63 @@ _PARAMETERS = (".weight", ".bias")
 _COUNTER = re.compile(r"_\d+$")
 
 
-def op_name(node: onnx.NodeProto, weights: Collection[str]) -> str:
-    """The op name of ``node``: the module path that an exporter recorded, else the node's name, else its first result.
+class NodeNames:
+    """Names of nodes by the modules that an exporter recorded, see ``frontends.aten.names``.
 
-    A convolution into which the exporter folded a batch normalization is named after its own weight (``weights`` are
-    the names of the model's initializers), not after the normalization.
+    A layer (a module that holds no other) gives its path, ``"layer1.0.conv1"``; what a module that holds others
+    computes itself gets the operation's name behind the path, ``"layer1.0.add"``; what is outside of all modules is
+    called by its operation, ``"add_1"``. Other nodes have their own names, else those of their first results.
     """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._weights = {t.name for t in graph.initializer}
+        paths = {origin[0] for node in graph.node if (origin := _origin(node)) is not None}
+        self._parents = {path[:i] for path in paths for i, character in enumerate(path) if character == "."}
+
+    def of(self, node: onnx.NodeProto) -> str:
+        """The op name of ``node``.
+
+        A convolution into which the exporter folded a batch normalization is called after its own weight.
+        """
+        origin = _origin(node)
+        if origin is None:
+            return node.name or next(filter(None, node.output), node.op_type)
+        path, operation = origin
+        if "batch_norm" in operation and node.op_type != "BatchNormalization":
+            path = self._owner(node) or path
+        if not path:
+            return operation
+        return f"{path}.{_COUNTER.sub('', operation).strip('_')}" if path in self._parents else path
+
+    def _owner(self, node: onnx.NodeProto) -> str:
+        """The module whose parameter the node reads; empty where there is none."""
+        for name in node.input[1:]:
+            for suffix in _PARAMETERS:
+                if name in self._weights and name.endswith(suffix):
+                    return name.removesuffix(suffix)
+        return ""
+
+
+def _origin(node: onnx.NodeProto) -> tuple[str, str] | None:
+    """The path of the innermost module and the operation's name; None where no exporter recorded them."""
     scopes = _scopes(node)
     if scopes:
-        path, call = scopes[-2], _COUNTER.sub("", scopes[-1])
-        if "batch_norm" in call and node.op_type != "BatchNormalization":
-            path = _owner(node, weights) or path
-        return path or call
+        return scopes[-2], scopes[-1]
     if node.name.startswith("/") and not node.name.endswith("/"):
-        return _path(node.name) or _COUNTER.sub("", node.name.strip("/")).lower()
-    return node.name or next(filter(None, node.output), node.op_type)
+        return _path(node.name), node.name.rpartition("/")[2].lower()
+    return None
 
 
 def _scopes(node: onnx.NodeProto) -> list[str]:
     """[path of the outermost module, …, path of the innermost, name of the call]; empty where not recorded."""
     text = next((p.value for p in node.metadata_props if p.key == _SCOPES), "")
     try:
-        scopes = ast.literal_eval(text) if len(text) < 10_000 else []
+        scopes = ast.literal_eval(text) if 0 < len(text) < 10_000 else []
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     if not isinstance(scopes, list) or len(scopes) < 2 or not all(isinstance(s, str) for s in scopes):
         return []
     return scopes
-
-
-def _owner(node: onnx.NodeProto, weights: Collection[str]) -> str:
-    """The module whose parameter the node reads; empty where there is none."""
-    for name in node.input[1:]:
-        for suffix in _PARAMETERS:
-            if name in weights and name.endswith(suffix):
-                return name.removesuffix(suffix)
-    return ""
 
 
 def _path(name: str) -> str:

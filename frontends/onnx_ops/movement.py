@@ -185,8 +185,9 @@ def depth_to_space(node: OnnxNode) -> Results:
         raise node.fault("the form is unusable", found=f"{source}, blocksize {block}, mode {mode}")
     n, c, h, w = source
     if node.op == "SpaceToDepth":
-        steps = (n, c, h // block, block, w // block, block), [0, 3, 5, 1, 2, 4], (n, c * block * block, h // block,
-                                                                                   w // block)
+        axes = [0, 3, 5, 1, 2, 4] if mode == "DCR" else [0, 1, 3, 5, 2, 4]
+        rows, columns = h // block, w // block
+        steps = (n, c, rows, block, columns, block), axes, (n, c * block * block, rows, columns)
     elif mode == "DCR":
         steps = (n, block, block, c // block ** 2, h, w), [0, 3, 4, 1, 5, 2], (n, c // block ** 2, h * block, w * block)
     else:

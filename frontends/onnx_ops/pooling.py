@@ -15,6 +15,8 @@ from .node import OnnxNode, Results, operator
 _MAX = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
 _AVERAGE = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
 
+_ADAPTIVE = {1: relax.op.nn.adaptive_avg_pool1d, 2: relax.op.nn.adaptive_avg_pool2d, 3: relax.op.nn.adaptive_avg_pool3d}
+
 
 @dataclass(frozen=True)
 class _Window:
@@ -94,7 +96,15 @@ def lp_pool(node: OnnxNode) -> Results:
 
 @operator("GlobalAveragePool")
 def global_average_pool(node: OnnxNode) -> Results:
-    return node.emit(relax.op.mean(node.expr(0), axis=_spatial(node), keepdims=True))
+    """Adaptive pooling to one element, as the PyTorch frontend writes it."""
+    return whole_average(node) if len(node.shape(0)) <= 5 else node.emit(
+        relax.op.mean(node.expr(0), axis=_spatial(node), keepdims=True))
+
+
+def whole_average(node: OnnxNode) -> relax.Var:
+    """The mean over all of one, two or three spatial dimensions, which stay as ones."""
+    count = len(_spatial(node))
+    return node.emit(_ADAPTIVE[count](node.expr(0), (1,) * count))
 
 
 @operator("GlobalMaxPool")

@@ -9,6 +9,7 @@ from tvm import relax
 
 from ...ir import Expr, dtype_of
 from .node import OnnxNode, Results, operator
+from .pooling import whole_average
 
 _REDUCTIONS: dict[str, Callable[..., Expr]] = {
     "ReduceMax": relax.op.max, "ReduceMin": relax.op.min, "ReduceMean": relax.op.mean, "ReduceProd": relax.op.prod,
@@ -28,6 +29,8 @@ def reduction(node: OnnxNode) -> Results:
         axes = tuple(range(rank))
     found, keep = node.axes(axes, rank), bool(node.attribute("keepdims", 1))
     x = node.expr(0)
+    if node.op == "ReduceMean" and keep and 4 <= rank <= 5 and sorted(found) == list(range(2, rank)):
+        return whole_average(node)  # The exporter's form of adaptive pooling to one element.
     if node.op == "ReduceLogSumExp":
         return _log_sum_exp(node, x, found, keep=keep)
     if dtype_of(x) == "bool":

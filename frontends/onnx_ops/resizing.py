@@ -1,4 +1,4 @@
-"""Resize and Upsample.
+"""Resize, Upsample and GridSample.
 
 An axis is resized by a matrix that interpolates along it. Relax's ``resize2d`` and ``resize3d`` say the same
 for whole images whose scales are the ratios of their sizes; everything else is a product with that matrix, or an
@@ -101,9 +101,10 @@ def _positions(coordinates: str, source: int, target: int, scale: float) -> np.n
     if coordinates == "asymmetric":
         return x / scale
     if coordinates == "align_corners":
-        return x * (source - 1) / (target - 1) if target > 1 else np.zeros(1)
+        length = source * scale
+        return x * (source - 1) / (length - 1) if length > 1 else np.zeros(target)
     if coordinates == "pytorch_half_pixel" and target == 1:
-        return np.full(1, -0.5)
+        return np.full(1, -0.5)  # What ONNX's own evaluator and ONNX Runtime compute; the edge is picked.
     if coordinates == "half_pixel_symmetric":
         adjustment = target / (scale * source)
         return source / 2 * (1 - adjustment) + (x + 0.5) / scale - 0.5
@@ -141,3 +142,17 @@ def _weights(node: OnnxNode, positions: np.ndarray, source: int, mode: str) -> n
     rows = np.broadcast_to(np.arange(len(positions)), taps.shape)
     np.add.at(matrix, (rows, np.clip(taps, 0, source - 1).astype(np.int64)), weights)
     return matrix
+
+
+@operator("GridSample")
+def grid_sample(node: OnnxNode) -> Results:
+    """Sample images at the places that a grid names; opset 16 called the modes after their two-dimensional forms."""
+    modes = {"linear": "bilinear", "cubic": "bicubic"}
+    mode, rank = node.attribute("mode", "linear"), len(node.shape(0))
+    method = modes.get(mode, mode)
+    if method not in ("nearest", "bilinear", "bicubic") or rank != 4 or len(node.shape(1)) != 4:
+        raise node.unsupported(f"with mode {mode} of {rank} dimensions")
+    grid = node.emit(relax.op.permute_dims(node.expr(1), [0, 3, 1, 2]), "grid")
+    return node.emit(relax.op.image.grid_sample(
+        node.expr(0), grid, method=method, layout="NCHW", padding_mode=node.attribute("padding_mode", "zeros"),
+        align_corners=bool(node.attribute("align_corners", 0))))
