@@ -75,13 +75,22 @@ class EliminateCommonSubexpressions:
                 return value
             seen = first.setdefault(_fingerprint(value), [])
             for known, var in seen:
-                if tvm_ffi.structural_equal(known, value):
+                if _equal(known, value):
                     return var
             var = builder.emit(value, binding.var.name)
             seen.append((value, var))
             return var
 
         return with_main(mod, rewrite(mod["main"], visit))
+
+
+def _equal(left: Expr, right: Expr) -> bool:
+    """Whether two expressions compute the same; their types follow from it, and may not be inferred yet."""
+    if isinstance(left, relax.TupleGetItem) or isinstance(right, relax.TupleGetItem):
+        return type(left) is type(right) and left.index == right.index and left.tuple_value.same_as(right.tuple_value)
+    return (left.op.same_as(right.op) and len(left.args) == len(right.args)
+            and tvm_ffi.structural_equal(left.attrs, right.attrs)
+            and all(tvm_ffi.structural_equal(a, b) for a, b in zip(left.args, right.args, strict=True)))
 
 
 def _fingerprint(value: Expr) -> int:
