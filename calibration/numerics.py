@@ -1,0 +1,267 @@
+"""What fusion groups compute in each precision, as the kernels do (docs/design.md, "Numerics").
+
+Integer products are exact: they run in float32 where the largest possible sum is below 2**24 (every partial sum is
+then an integer that float32 holds), else in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tvm import relax
+
+from ..errors import PlanError, VerificationError
+from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
+from ..operators.reference import evaluate_call, leaves_of
+from ..operators.reference_nn import attention_scores
+from ..operators.semantics import Value, tensor_of
+from ..precision import FLOAT32, Precision, QParams, Storage
+
+_ROUNDED_TO = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_EXACT_IN_FLOAT32 = 2**24
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in memory: ``data`` is float32, bfloat16, uint8 or the tensor's own integer type."""
+
+    data: torch.Tensor
+    storage: Storage
+
+    @classmethod
+    def of(cls, real: torch.Tensor, storage: Storage) -> Stored:
+        """Convert float32 values, as a kernel does when it writes them."""
+        if storage.qparams is not None:
+            return cls(quantize(real, storage.qparams).to(torch.uint8), storage)
+        return cls(real.to(getattr(torch, storage.dtype)), storage)
+
+    @property
+    def real(self) -> torch.Tensor:
+        """The values in float32 (integer tensors as they are)."""
+        if self.storage.qparams is not None:
+            return dequantize(self.data, self.storage.qparams)
+        return self.data.float() if self.data.is_floating_point() else self.data
+
+
+def quantize(real: torch.Tensor, qparams: QParams) -> torch.Tensor:
+    """The levels 0…255 of float32 values, as integer-valued float32."""
+    return (torch.round(real * qparams.inverse_scale) + qparams.zero_point).clamp(0, 255)
+
+
+def dequantize(levels: torch.Tensor, qparams: QParams) -> torch.Tensor:
+    """``(q - z) * s`` in float32."""
+    return (levels.float() - qparams.zero_point) * qparams.scale
+
+
+def quantize_weights(weights: torch.Tensor, channel_axis: int, *,
+                     per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric INT8 weights.
+
+    Returns integer-valued float32 of the shape of ``weights`` and scales, float32, of its rank with extent 1 on every
+    axis but the channels' (on all unless ``per_channel``).
+    """
+    axes = [a for a in range(weights.dim()) if not per_channel or a != channel_axis % weights.dim()]
+    absmax = weights.abs().amax(dim=axes, keepdim=True)
+    scale = torch.where(absmax > 0, absmax / 127, torch.ones_like(absmax))
+    return torch.round(weights / scale).clamp(-127, 127), scale
+
+
+def weight_channel_axis(call: relax.Call) -> int:
+    """The axis of the output channels of the constant weight of a convolution or a matmul."""
+    return -1 if op_name(call) == "relax.matmul" else str(call.attrs.kernel_layout).index("O")
+
+
+def rounded_weights(weights: torch.Tensor, call: relax.Call, precision: Precision, *,
+                    per_channel: bool) -> torch.Tensor:
+    """The float32 values that a weight stands for when the anchor ``call`` computes in ``precision``."""
+    if precision is Precision.INT8:
+        levels, scale = quantize_weights(weights, weight_channel_axis(call), per_channel=per_channel)
+        return levels * scale
+    return round_to(weights, precision)
+
+
+def round_to(values: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """Values rounded to nearest even in a floating point precision, as float32."""
+    return values if precision is Precision.FP32 else values.to(_ROUNDED_TO[precision]).float()
+
+
+class GroupProgram:
+    """A fusion group ready to be evaluated: its bindings, and ``constants``, the values of the constants among them."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.bindings = group.bindings
+        self.params = list(group.function.params)
+        self.results = outputs_of(group.function)
+        self.is_tuple = isinstance(group.function.ret_ty, relax.TupleType)
+        self.constants = {leaf: tensor_of(constant_value(leaf)) for b in self.bindings for leaf in leaves_of(b.value)
+                          if isinstance(leaf, Constant)}
+
+    def widened(self, bindings: int | None = None) -> GroupProgram:
+        """This program in float64; with ``bindings``, only its first ones, the result being the last of them."""
+        wide = copy.copy(self)
+        wide.constants = {c: v.double() if v.is_floating_point() else v for c, v in self.constants.items()}
+        if bindings is not None:
+            wide.bindings = self.bindings[:bindings]
+            wide.results, wide.is_tuple = [wide.bindings[-1].var], False
+        return wide
+
+    @property
+    def weight(self) -> Constant | None:
+        """The constant that the anchor multiplies with, if it does."""
+        call = self.group.anchor.value if self.group.kind in ("conv", "depthwise", "matmul") else None
+        return call.args[1] if call is not None else None
+
+    def compute(self, inputs: Sequence[Stored], precision: Precision, *, per_channel: bool = True) -> Value:
+        """The group's value (float32, or of an opaque group's own types) before it is converted to its storages."""
+        return self.finish(*self.start(inputs, precision, per_channel=per_channel))
+
+    def start(self, inputs: Sequence[Stored], precision: Precision, *,
+              per_channel: bool = True) -> tuple[dict[relax.Var, Value], int]:
+        """Evaluate the anchor only: the values so far, and how many bindings they cover; the last of these is the
+        anchor's float32 value, with the bias where that is merged."""
+        operands = dict(zip(self.params, inputs, strict=True))
+        values: dict[relax.Var, Value] = {p: s.real for p, s in operands.items()}
+        first = self.bindings[0]
+        if precision is Precision.FP32 or self.group.kind not in COMPUTE_KINDS:
+            values[first.var] = self._evaluate(first, values)
+            return values, 1
+        if first.var.name != self.group.name:
+            raise VerificationError("a group with a prologue has no low precision", layer=self.group.name)
+        y, done = _Anchor(self, operands, precision, per_channel).compute()
+        values[self.bindings[done - 1].var] = y
+        return values, done
+
+    def finish(self, values: dict[relax.Var, Value], done: int) -> Value:
+        """Evaluate the bindings from number ``done`` on in float32, the earlier ones' values given."""
+        for binding in self.bindings[done:]:
+            values[binding.var] = self._evaluate(binding, values)
+        results = [self.value_of(r, values) for r in self.results]
+        return tuple(results) if self.is_tuple else results[0]  # type: ignore[arg-type,return-value]
+
+    def value_of(self, leaf: Expr, values: dict[relax.Var, Value]) -> Value:
+        """The value of a variable or a constant."""
+        return self.constants[leaf] if isinstance(leaf, Constant) else values[leaf]
+
+    def _evaluate(self, binding: relax.VarBinding, values: dict[relax.Var, Value]) -> Value:
+        expr = binding.value
+        if isinstance(expr, relax.TupleGetItem):
+            return values[expr.tuple_value][expr.index]
+        if isinstance(expr, (relax.Var, Constant)):
+            return self.value_of(expr, values)
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.value_of(f, values) for f in expr.fields)  # type: ignore[misc]
+        return evaluate_call(expr, [self.value_of(leaf, values) for leaf in leaves_of(expr)], binding.var.name)
+
+
+@dataclass(frozen=True)
+class _Anchor:
+    """The first op of a compute group in a precision below FP32."""
+
+    program: GroupProgram
+    operands: dict[relax.Var, Stored]
+    precision: Precision
+    per_channel: bool
+
+    @property
+    def call(self) -> relax.Call:
+        return self.program.bindings[0].value
+
+    def compute(self) -> tuple[torch.Tensor, int]:
+        """The anchor's value in float32, and how many bindings it covers (two where a bias is merged)."""
+        name, kind = self.program.group.name, self.program.group.kind
+        if kind == "attention":
+            if self.precision is Precision.INT8:
+                raise PlanError("attention has no INT8 form", layer=name, expected="fp32 or bf16")
+            return self._attention(), 1
+        if self.precision is not Precision.INT8:
+            return evaluate_call(self.call, [self._rounded(a) for a in self.call.args], name), 1  # type: ignore
+        return (self._batched(), 1) if kind == "batched_matmul" else self._integer()
+
+    def _rounded(self, expr: Expr) -> torch.Tensor:
+        real = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
+        return round_to(real, self.precision)
+
+    def _attention(self) -> torch.Tensor:
+        q, k, v = (self._rounded(a) for a in self.call.args[:3])
+        bias = None
+        if len(self.call.args) > 3:
+            expr = self.call.args[3]
+            bias = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
+        probabilities = torch.softmax(attention_scores(q, k, bias, self.call), dim=-1)
+        return torch.matmul(round_to(probabilities, self.precision), v.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
+
+    def _centred(self, expr: Expr) -> tuple[torch.Tensor, QParams]:
+        stored = self.operands[expr]
+        qparams = stored.storage.qparams
+        if qparams is None:
+            raise PlanError("an INT8 operand must be stored in uint8", layer=self.program.group.name,
+                            found=stored.storage.dtype)
+        return stored.data.float() - qparams.zero_point, qparams
+
+    def _batched(self) -> torch.Tensor:
+        (a, qa), (b, qb) = map(self._centred, self.call.args)
+        bound = float(a.abs().max()) * float(b.abs().max()) * a.shape[-1]
+        sums = self._exactly(a, b, bound)
+        return sums.float() * float(np.float32(np.float64(qa.scale) * qb.scale))
+
+    def _exactly(self, a: torch.Tensor, b: torch.Tensor, bound: float) -> torch.Tensor:
+        if bound >= _EXACT_IN_FLOAT32:
+            a, b = a.double(), b.double()
+        return evaluate_call(self.call, [a, b], self.program.group.name).double()  # type: ignore[union-attr]
+
+    def _integer(self) -> tuple[torch.Tensor, int]:
+        """``acc * scale + offset`` with the accumulator of a kernel whose padding holds the zero point."""
+        x, qparams = self._centred(self.call.args[0])
+        weights = self.program.constants[self.call.args[1]]
+        axis = weight_channel_axis(self.call) % weights.dim()
+        levels, scale = quantize_weights(weights, axis, per_channel=self.per_channel)
+        others = [a for a in range(weights.dim()) if a != axis]
+        bound = float(levels.abs().sum(dim=others).max()) * max(qparams.zero_point, 255 - qparams.zero_point)
+        sums = levels.double().sum(dim=others)
+        centred = self._exactly(x, levels, bound)
+        factor = scale.flatten().double() * qparams.scale
+        offset = -factor * qparams.zero_point * sums
+        bias = self._bias(len(sums))
+        if bias is not None:
+            offset = offset + bias.double()
+        accumulators = centred + self._along_channels(qparams.zero_point * sums, centred.dim())
+        y = accumulators.float() * self._along_channels(factor.float().expand(len(sums)), centred.dim())
+        return y + self._along_channels(offset.float(), centred.dim()), 1 if bias is None else 2
+
+    def _along_channels(self, values: torch.Tensor, rank: int) -> torch.Tensor:
+        axis = rank - 1 if op_name(self.call) == "relax.matmul" else str(self.call.attrs.out_layout).index("C")
+        return values.reshape([-1 if a == axis else 1 for a in range(rank)])
+
+    def _bias(self, channels: int) -> torch.Tensor | None:
+        """The constant along the last axis (or the scalar) that the next binding adds to the anchor's value, where
+        nothing else reads that; it is merged into the offset."""
+        bindings = self.program.bindings
+        anchor = bindings[0].var
+        readers = [b for b in bindings if any(leaf.same_as(anchor) for leaf in leaves_of(b.value))]
+        if len(bindings) < 2 or len(readers) != 1 or not readers[0].var.same_as(bindings[1].var):
+            return None
+        call = bindings[1].value
+        if op_name(call) not in ("relax.add", "relax.subtract"):
+            return None
+        left, right = call.args
+        if isinstance(left, Constant) and op_name(call) == "relax.add":
+            left, right = right, left
+        if not (left.same_as(anchor) and isinstance(right, Constant)):
+            return None
+        values = self.program.constants[right]
+        if values.numel() not in (1, values.shape[-1] if values.dim() else 1):
+            return None
+        sign = -1.0 if op_name(call) == "relax.subtract" else 1.0
+        return (sign * values).flatten().expand(channels)
+
+
+def as_stored(values: torch.Tensor) -> Stored:
+    """A tensor of the user's: float32, or its own integer or boolean type."""
+    if values.is_floating_point():
+        return Stored(values.float(), FLOAT32)
+    return Stored(values, Storage(str(values.dtype).removeprefix("torch.")))
