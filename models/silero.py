@@ -84,10 +84,10 @@ def synthesize(sentence: str, voice: str) -> np.ndarray:
 
 
 def colored_noise(samples: int, slope: float, generator: np.random.Generator) -> np.ndarray:
-    """Noise float32 [samples] of unit power whose power spectrum falls as 1 / frequency**slope (0 white, 1 pink)."""
+    """Noise float32 [samples] of mean 0 and power 1 whose power spectrum falls as 1 / frequency**slope (1 is pink)."""
     spectrum = np.fft.rfft(generator.standard_normal(samples))
     frequency = np.fft.rfftfreq(samples)
-    frequency[0] = frequency[1]
+    spectrum[0], frequency[0] = 0.0, 1.0
     noise = np.fft.irfft(spectrum * frequency ** (-slope / 2), samples)
     return (noise / noise.std()).astype(np.float32)
 

@@ -1,0 +1,171 @@
+"""ONNX Runtime and OpenVINO, set up as their users would for the least latency at batch 1.
+
+Every function returns a callable that takes the model's inputs as NumPy arrays, in order, and returns the outputs as a
+list. All start from the same ONNX export of the PyTorch module and use the number of threads they are told.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from narrowcast.errors import DataError
+from torch import nn
+
+Arrays = tuple[np.ndarray, ...]
+Peer = Callable[..., list[np.ndarray]]
+
+PEERS = (
+    "onnxruntime fp32", "onnxruntime int8", "openvino fp32", "openvino bf16", "openvino int8",
+)
+"""The peers that ``build_peers`` can make."""
+
+
+def export_onnx(model: nn.Module, example_inputs: Arrays) -> onnx.ModelProto:
+    """The module as ONNX, of the static shapes of ``example_inputs``."""
+    tensors = tuple(torch.from_numpy(array) for array in example_inputs)
+    with _quiet():
+        program = torch.onnx.export(model, tensors, dynamo=True, verbose=False)
+    if program is None:
+        raise DataError("PyTorch exported no ONNX program", found=type(model).__name__)
+    return program.model_proto
+
+
+def onnxruntime_fp32(model: onnx.ModelProto, threads: int) -> Peer:
+    """ONNX Runtime on the CPU with all its graph optimizations."""
+    return _session(model, threads)
+
+
+def onnxruntime_int8(model: onnx.ModelProto, calibration: Sequence[Arrays], threads: int) -> Peer:
+    """ONNX Runtime on its static QDQ quantization: activations u8, weights s8 per channel, min-max ranges."""
+    _need("onnxruntime")
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    names = [value.name for value in model.graph.input]
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rest = iter(calibration)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            arrays = next(self.rest, None)
+            return None if arrays is None else dict(zip(names, arrays, strict=True))
+
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        original, prepared, quantized = (str(Path(folder) / f"{name}.onnx") for name in ("fp32", "prepared", "int8"))
+        onnx.save(model, original)
+        quant_pre_process(original, prepared, skip_symbolic_shape=True)
+        quantize_static(
+            prepared, quantized, Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+        )
+        return _session(onnx.load(quantized), threads)
+
+
+def _session(model: onnx.ModelProto, threads: int) -> Peer:
+    _need("onnxruntime")
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    return lambda *arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+
+
+def openvino_model(model: onnx.ModelProto) -> Any:
+    """OpenVINO's model of the ONNX one."""
+    _need("openvino")
+    import openvino
+
+    return openvino.Core().read_model(io.BytesIO(model.SerializeToString()))
+
+
+def openvino_at(model: Any, precision: str, threads: int) -> Peer:
+    """OpenVINO with the latency hint, one stream, and the inference precision hint ``"f32"`` or ``"bf16"``."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(model, "CPU", {
+        "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+    })
+    request = compiled.create_infer_request()
+    outputs = range(len(compiled.outputs))
+
+    def call(*arrays: np.ndarray) -> list[np.ndarray]:
+        request.infer(list(arrays), share_inputs=True)
+        return [request.get_output_tensor(index).data for index in outputs]
+
+    return call
+
+
+def openvino_int8(model: Any, calibration: Sequence[Arrays], threads: int, *, transformer: bool = False) -> Peer:
+    """OpenVINO on NNCF's post-training quantization; what NNCF leaves in floating point runs in BF16 where the CPU can.
+
+    That is OpenVINO's default and its fastest form.
+    """
+    _need("nncf")
+    import nncf
+    import openvino
+
+    with _quiet():
+        quantized = nncf.quantize(
+            model, nncf.Dataset([list(arrays) for arrays in calibration]), subset_size=len(calibration),
+            model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+        )
+    supported = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return openvino_at(quantized, "bf16" if "BF16" in supported else "f32", threads)
+
+
+def build_peers(
+    model: nn.Module, example_inputs: Arrays, calibration: Sequence[Arrays], threads: int, *,
+    transformer: bool = False, wanted: Sequence[str] = PEERS,
+) -> dict[str, Peer]:
+    """The ``wanted`` ones of ``PEERS`` for one network.
+
+    Raises DataError for an unknown name, or where a package of the ``bench`` extra is missing.
+    """
+    exported = export_onnx(model, example_inputs)
+    makers: dict[str, Callable[[], Peer]] = {
+        "onnxruntime fp32": lambda: onnxruntime_fp32(exported, threads),
+        "onnxruntime int8": lambda: onnxruntime_int8(exported, calibration, threads),
+        "openvino fp32": lambda: openvino_at(openvino_model(exported), "f32", threads),
+        "openvino bf16": lambda: openvino_at(openvino_model(exported), "bf16", threads),
+        "openvino int8": lambda: openvino_int8(
+            openvino_model(exported), calibration, threads, transformer=transformer
+        ),
+    }
+    unknown = [name for name in wanted if name not in makers]
+    if unknown:
+        raise DataError("there is no such peer", found=", ".join(unknown), expected=", ".join(PEERS))
+    return {name: makers[name]() for name in wanted}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the tools' progress bars and warnings out of the output; their errors are exceptions."""
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _need(package: str) -> None:
+    try:
+        __import__(package)
+    except ImportError:
+        raise DataError(f"the package {package} is not installed", hint='pip install "narrowcast[bench]"') from None
