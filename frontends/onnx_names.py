@@ -10,6 +10,7 @@ import onnx
 # The key under which torch.onnx.export(dynamo=True) keeps the path of modules and the name of the call.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _PARAMETERS = (".weight", ".bias")
+_ATTENTION = "scaled_dot_product_attention"
 _COUNTER = re.compile(r"_\d+$")
 
 
@@ -23,13 +24,16 @@ class NodeNames:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._weights = {t.name for t in graph.initializer}
-        paths = {origin[0] for node in graph.node if (origin := _origin(node)) is not None}
+        origins = {tuple(node.output): origin for node in graph.node if (origin := _origin(node)) is not None}
+        self._last = {origin: outputs for outputs, origin in origins.items()}
+        paths = {path for path, _ in self._last}
         self._parents = {path[:i] for path in paths for i, character in enumerate(path) if character == "."}
 
     def of(self, node: onnx.NodeProto) -> str:
         """The op name of ``node``.
 
-        A convolution into which the exporter folded a batch normalization is called after its own weight.
+        A convolution into which the exporter folded a batch normalization is called after its own weight. Of the
+        nodes that attention was decomposed into, the last has its name, the others add what they are.
         """
         origin = _origin(node)
         if origin is None:
@@ -38,8 +42,11 @@ class NodeNames:
         if "batch_norm" in operation and node.op_type != "BatchNormalization":
             path = self._owner(node) or path
         if not path:
-            return operation
-        return f"{path}.{_COUNTER.sub('', operation).strip('_')}" if path in self._parents else path
+            name = operation
+        else:
+            name = f"{path}.{_COUNTER.sub('', operation).strip('_')}" if path in self._parents else path
+        part_of_attention = operation.startswith(_ATTENTION) and self._last[origin] != tuple(node.output)
+        return f"{name}.{node.op_type.lower()}" if part_of_attention else name
 
     def _owner(self, node: onnx.NodeProto) -> str:
         """The module whose parameter the node reads; empty where there is none."""
