@@ -1,0 +1,169 @@
+"""RecomposeAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from narrowcast.ir import Expr, op_bindings
+from narrowcast.passes import RecomposeAttention, Simplify, ToChannelsLast
+from tvm import relax
+
+from .graphs import EPS, Net, apply_checked, assert_unchanged, const, ops_of, weights
+
+op = relax.op
+B, H, S, T, D = 2, 4, 5, 7, 8
+Step = Callable[[Net, Expr], Expr]
+
+
+def _product_form(net: Net, steps: Step | None = None) -> relax.Var:
+    """softmax(steps(q kᵀ)) v for inputs q [B, H, S, D], k and v [B, H, T, D]."""
+    q, k, v = net.inputs[:3]
+    scores = net(op.matmul(q, net(op.permute_dims(k, [0, 1, 3, 2]), "kt")), "scores")
+    scores = steps(net, scores) if steps is not None else scores
+    return net(op.matmul(net(op.nn.softmax(scores, axis=-1), "softmax"), v), "y")
+
+
+def _net(*more: tuple[int, ...]) -> Net:
+    return Net((B, H, S, D), (B, H, T, D), (B, H, T, D), *more)
+
+
+def _scale(net: Net, scores: Expr) -> Expr:
+    return net(op.multiply(scores, const(0.25)))
+
+
+def _divide(net: Net, scores: Expr) -> Expr:
+    return net(op.divide(scores, const(4.0)))
+
+
+def _attrs_of(mod: object, name: str) -> object:
+    return next(b.value.attrs for b in op_bindings(mod["main"]) if str(b.value.op.name).endswith(name))
+
+
+@pytest.mark.parametrize(("steps", "scale"), [(None, 1.0), (_scale, 0.25), (_divide, 0.25)])
+def test_product_form_becomes_attention(steps: Step | None, scale: float) -> None:
+    net = _net()
+    after = apply_checked(RecomposeAttention(), net.module(_product_form(net, steps)))
+    assert [o for o in ops_of(after) if o != "permute_dims"] == ["attention"]
+    assert float(_attrs_of(after, "attention").scale) == pytest.approx(scale, rel=EPS)
+
+
+def test_scales_of_query_and_key_are_taken() -> None:
+    net = _net()
+    q = net(op.multiply(net.inputs[0], const(0.5)))
+    kt = net(op.multiply(net(op.permute_dims(net.inputs[1], [0, 1, 3, 2])), const(0.25)))
+    y = net(op.matmul(net(op.nn.softmax(net(op.matmul(q, kt)))), net.inputs[2]))
+    after = apply_checked(RecomposeAttention(), net.module(y))
+    assert [o for o in ops_of(after) if o != "permute_dims"] == ["attention"]
+    assert float(_attrs_of(after, "attention").scale) == 0.125
+
+
+@pytest.mark.parametrize("shape", [(B, 1, 1, T), (1, 1, S, T), (S, T), (T,), (B, H, S, T), (B, 1, S, 1)])
+def test_masks_that_broadcast_become_the_bias(shape: tuple[int, ...]) -> None:
+    net = _net(shape)
+
+    def masked(net: Net, scores: Expr) -> Expr:
+        return net(op.add(net.inputs[3], _scale(net, scores)))
+
+    after = apply_checked(RecomposeAttention(), net.module(_product_form(net, masked)))
+    assert "attention_bias" in ops_of(after)
+    assert "softmax" not in ops_of(after)
+
+
+def test_two_masks_are_added() -> None:
+    net = _net((B, 1, 1, T))
+
+    def masked(net: Net, scores: Expr) -> Expr:
+        return net(op.add(net(op.add(_scale(net, scores), const(weights(S, T)))), net.inputs[3]))
+
+    after = apply_checked(RecomposeAttention(), net.module(_product_form(net, masked)))
+    assert "attention_bias" in ops_of(after)
+
+
+def test_zero_mask_vanishes() -> None:
+    net = _net()
+
+    def masked(net: Net, scores: Expr) -> Expr:
+        return net(op.add(scores, const(np.zeros((S, T)))))
+
+    after = apply_checked(RecomposeAttention(), net.module(_product_form(net, masked)))
+    assert "attention" in ops_of(after)
+
+
+def test_zero_bias_of_an_attention_vanishes() -> None:
+    net = Net((B, S, H, D), (B, T, H, D), (B, T, H, D))
+    y = net(op.nn.attention_bias(*net.inputs, const(np.zeros((1, 1, S, T))), scale=0.5), "y")
+    after = apply_checked(RecomposeAttention(), net.module(y))
+    assert ops_of(after) == ["attention"]
+    assert float(_attrs_of(after, "attention").scale) == 0.5
+
+
+def _heads(net: Net, x: Expr, axes: list[int], merged: bool) -> Expr:
+    length = T if x is not net.inputs[0] else S
+    y = net(op.permute_dims(net(op.reshape(x, (B, length, H, D))), axes))
+    if not merged:
+        return y
+    shape = (B * H, length, D) if axes[2] == 1 else (B * H, D, length)
+    return net(op.reshape(y, shape))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_permutations_around_attention_cancel(merged: bool) -> None:
+    """[B, S, H·D] → heads → product form → [B, S, H·D] is reshape, attention, reshape."""
+    net = Net((B, S, H * D), (B, T, H * D), (B, T, H * D))
+    q, v = (_heads(net, x, [0, 2, 1, 3], merged) for x in (net.inputs[0], net.inputs[2]))
+    kt = _heads(net, net.inputs[1], [0, 2, 3, 1], merged)
+    y = net(op.matmul(net(op.nn.softmax(net(op.multiply(net(op.matmul(q, kt)), const(0.3))))), v))
+    y = net(op.reshape(y, (B, H, S, D))) if merged else y
+    y = net(op.reshape(net(op.permute_dims(y, [0, 2, 1, 3])), (B, S, H * D)))
+    after = net.module(y)
+    for step in (RecomposeAttention(), Simplify(), ToChannelsLast(), Simplify()):
+        after = apply_checked(step, after)
+    assert ops_of(after) == ["reshape", "reshape", "reshape", "attention", "reshape"]
+
+
+def test_three_dimensional_operands_are_one_head() -> None:
+    net = Net((B, S, D), (B, T, D), (B, T, D))
+    kt = net(op.permute_dims(net.inputs[1], [0, 2, 1]))
+    y = net(op.matmul(net(op.nn.softmax(net(op.matmul(net.x, kt)))), net.inputs[2]))
+    after = apply_checked(RecomposeAttention(), net.module(y))
+    assert "attention" in ops_of(after)
+
+
+def _refusal(net: Net, *outputs: relax.Var) -> str:
+    mod = net.module(*outputs)
+    assert_unchanged(RecomposeAttention(), mod)
+    ((name, reason),) = RecomposeAttention().refusals(mod)
+    assert name == "y"
+    return reason
+
+
+def test_probabilities_with_another_reader_are_refused() -> None:
+    net = _net()
+    y = _product_form(net)
+    probabilities = next(b.var for b in net.builder._bindings if b.var.name == "softmax")
+    assert _refusal(net, y, probabilities) == "the probabilities have another reader"
+
+
+def test_scores_with_another_reader_are_refused() -> None:
+    net = _net()
+    y = _product_form(net)
+    scores = next(b.var for b in net.builder._bindings if b.var.name == "scores")
+    assert "scores have another reader" in _refusal(net, y, scores)
+
+
+def test_constant_values_are_refused() -> None:
+    net = _net()
+    scores = net(op.matmul(net.inputs[0], net(op.permute_dims(net.inputs[1], [0, 1, 3, 2]))))
+    y = net(op.matmul(net(op.nn.softmax(scores)), const(weights(B, H, T, D))), "y")
+    assert _refusal(net, y) == "query, key or value is constant"
+
+
+def test_softmax_of_something_else_is_refused() -> None:
+    net = _net()
+
+    def squared(net: Net, scores: Expr) -> Expr:
+        return net(op.square(scores))
+
+    assert "not a scaled matrix product" in _refusal(net, _product_form(net, squared))
