@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,12 +137,12 @@ def prepare(request: KernelRequest, capabilities: Capabilities,
     return epilogue, (scale, offset), operand
 
 
-def dequantize(acc: Vector, scaling: tuple[tirx.Buffer, ...], column: Index, lanes: int) -> Vector:
+def dequantize(acc: Vector, scaling: Sequence[tirx.Buffer], column: Index, lanes: int) -> Vector:
     """An accumulator vector as float32; ``scaling`` is (scale, offset) in INT8 and empty otherwise."""
     if not scaling:
         return acc
     scale, offset = (load(buffer, column, lanes) for buffer in scaling)
-    return fma(T.Cast(f"float32x{lanes}", acc), scale, offset)
+    return fma(acc if str(acc.ty.dtype).startswith("float32") else T.Cast(f"float32x{lanes}", acc), scale, offset)
 
 
 def with_slack(values: np.ndarray, lanes: int) -> np.ndarray:

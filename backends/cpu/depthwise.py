@@ -1,0 +1,239 @@
+"""Depthwise convolution: vectors of channels, several output columns at once, all taps in registers.
+
+A unit of work is one vector of channels over a block of output rows. Its input is first widened to float32, padding
+included, into a buffer that stays in the second-level cache; the taps then read it as memory operands. INT8 computes
+in float32 as well, which is exact while the sum stays below 2^24, and in int32 where it may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from ...ir import constant_value
+from ...precision import BFLOAT16, Precision
+from ..target import Capabilities
+from .convolution import Geometry
+from .epilogue import Epilogue, Position
+from .gemm import dequantize, prepare, with_slack
+from .isa import Arithmetic, arithmetic, bind, load, named, store
+from .kernel import Kernel, KernelRequest, Parameters
+from .signature import build_kernel, input_index
+from .vector_math import Vector, fma, splat
+from .vector_memory import Index, decode, flat_view
+from .vector_memory import load as load_valid
+
+# Kernels of at most this many taps are unrolled, so that the weights stay in registers.
+_UNROLLED_TAPS = 25
+_EXACT_IN_FLOAT32 = 2**24
+_MOST_COLUMNS = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a depthwise convolution is cut: ``columns`` output columns at once, ``rows`` output rows a unit."""
+
+    columns: int
+    rows: int
+
+
+def choose_blocks(geometry: Geometry, lanes: int, capabilities: Capabilities, threads: int) -> Blocks:
+    """The blocks with the least predicted work of the slowest thread; the units' buffers fit the second-level cache."""
+    height, width = geometry.result
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    columns = min(range(1, min(width, _MOST_COLUMNS) + 1),
+                  key=lambda c: ceil(width / c) * (max(c, 4) * taps + 3 * c + 6))
+    vectors = ceil(geometry.channels / lanes)
+
+    def work(rows: int) -> float:
+        units = geometry.batch * vectors * ceil(height / rows)
+        copied = input_rows(geometry, rows) * geometry.padded[1] * 2
+        return ceil(units / threads) * (copied + rows * width * (taps + 3))
+
+    fitting = [r for r in range(1, height + 1)
+               if input_rows(geometry, r) * geometry.padded[1] * lanes * 4 <= capabilities.l2_bytes // 4]
+    return Blocks(columns, min(fitting or [1], key=work))
+
+
+def input_rows(geometry: Geometry, rows: int) -> int:
+    """Padded input rows that ``rows`` output rows read."""
+    return (rows - 1) * geometry.strides[0] + (geometry.kernel[0] - 1) * geometry.dilation[0] + 1
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One unit's place: image, first output row, vector of channels, and how many of its channels exist."""
+
+    image: Index
+    row: Index
+    vector: Index
+    valid: int
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """Emits a depthwise kernel's loops.
+
+    kind : what is accumulated, "float32" or "int32".
+    padding : the stored value that stands for zero.
+    """
+
+    geometry: Geometry
+    unit: Arithmetic
+    blocks: Blocks
+    kind: str
+    padding: int
+    epilogue: Epilogue
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a row of the widened input."""
+        return self.geometry.padded[1] * self.unit.lanes
+
+    def emit(self, source: tirx.Buffer, weights: tirx.Buffer, scaling: Sequence[tirx.Buffer], threads: int) -> None:
+        """Emit the parallel loop over units; neighbouring units are the vectors of one block of rows."""
+        lanes, channels = self.unit.lanes, self.geometry.channels
+        vectors, bands = ceil(channels / lanes), ceil(self.geometry.result[0] / self.blocks.rows)
+        units = self.geometry.batch * bands * vectors
+        tasks = min(threads, units)
+        with T.parallel(tasks) as task:
+            named("task", task)
+            with T.serial(task * units // tasks, (task + 1) * units // tasks) as unit:
+                named("unit", unit)
+                vector = bind("vector", unit % vectors)
+                band, image = unit // vectors % bands, unit // (vectors * bands)
+                row = bind("row", T.min(band * self.blocks.rows, self.geometry.result[0] - self.blocks.rows))
+                place = _Unit(bind("image", image), row, vector, lanes)
+                if channels % lanes == 0:
+                    self._emit_unit(source, weights, scaling, place)
+                else:
+                    with T.If(vector < channels // lanes):
+                        with T.Then():
+                            self._emit_unit(source, weights, scaling, place)
+                        with T.Else():
+                            tail = _Unit(place.image, row, vector, channels % lanes)
+                            self._emit_unit(source, weights, scaling, tail)
+
+    def _emit_unit(self, source: tirx.Buffer, weights: tirx.Buffer, scaling: Sequence[tirx.Buffer],
+                   place: _Unit) -> None:
+        g, lanes = self.geometry, self.unit.lanes
+        wide = named("wide", T.alloc_buffer((input_rows(g, self.blocks.rows) * self.pitch,), self.kind))
+        self._emit_widen(wide, source, place)
+        taps, columns = g.kernel[0] * g.kernel[1], self.blocks.columns
+        first = bind("first", place.vector * (taps * lanes))
+        kept = [bind(f"w_{t}", load(weights, first + t * lanes, lanes)) for t in range(taps)] \
+            if taps <= _UNROLLED_TAPS else None
+        with T.serial(self.blocks.rows) as y:
+            named("y", y)
+            with T.serial(ceil(g.result[1] / columns)) as tile:
+                named("tile", tile)
+                x = tile * columns if g.result[1] % columns == 0 else T.min(tile * columns, g.result[1] - columns)
+                x = bind("x", x)
+                base = bind("base", y * g.strides[0] * self.pitch + x * (g.strides[1] * lanes))
+                acc = self._emit_taps(wide, base, kept, weights, first)
+                row = (place.image * g.result[0] + place.row + y) * g.result[1] + x
+                column = place.vector * lanes
+                for c in range(columns):
+                    value = dequantize(load(acc[c], 0, lanes), scaling, column, lanes)
+                    self.epilogue.emit(value, Position(row + c, column), place.valid)
+
+    def _emit_taps(self, wide: tirx.Buffer, base: Index, kept: Sequence[Vector] | None, weights: tirx.Buffer,
+                   first: Index) -> list[tirx.Buffer]:
+        g, lanes = self.geometry, self.unit.lanes
+        acc = [named(f"acc_{c}", T.alloc_buffer((lanes,), self.kind)) for c in range(self.blocks.columns)]
+        for buffer in acc:
+            store(buffer, 0, splat(tirx.const(0, self.kind), lanes), lanes)
+
+        def step(ky: Index, kx: Index, weight: Vector) -> None:
+            at = base + ky * (g.dilation[0] * self.pitch) + kx * (g.dilation[1] * lanes)
+            for c, buffer in enumerate(acc):
+                value = load(wide, at + c * (g.strides[1] * lanes), lanes)
+                total = load(buffer, 0, lanes)
+                store(buffer, 0, fma(value, weight, total) if self.kind == "float32" else total + value * weight, lanes)
+
+        height, width = g.kernel
+        if kept is not None:
+            for tap, weight in enumerate(kept):
+                step(tap // width, tap % width, weight)
+            return acc
+        with T.serial(height) as ky:
+            named("ky", ky)
+            with T.serial(width) as kx:
+                named("kx", kx)
+                step(ky, kx, bind("w", load(weights, first + (ky * width + kx) * lanes, lanes)))
+        return acc
+
+    def _emit_widen(self, wide: tirx.Buffer, source: tirx.Buffer, place: _Unit) -> None:
+        """Copy a unit's padded input into ``wide`` [row][column][lane]."""
+        g, lanes = self.geometry, self.unit.lanes
+        left, right = g.padding[1], g.padding[3]
+        zero = splat(tirx.const(self.padding, self.kind), lanes)
+        with T.serial(input_rows(g, self.blocks.rows)) as line:
+            named("line", line)
+            at = bind("at", line * self.pitch)
+            y = bind("in_y", place.row * g.strides[0] + line - g.padding[0])
+            with T.If(T.And(y >= 0, y < g.size[0])):
+                with T.Then():
+                    self._fill(wide, at, zero, left)
+                    with T.serial(g.size[1]) as x:
+                        named("in_x", x)
+                        begin = ((place.image * g.size[0] + y) * g.size[1] + x) * g.channels + place.vector * lanes
+                        raw = load_valid(source, begin, lanes, place.valid)
+                        store(wide, at + (left + x) * lanes, self._widened(raw), lanes)
+                    self._fill(wide, at + (left + g.size[1]) * lanes, zero, right)
+                with T.Else():
+                    self._fill(wide, at, zero, g.padded[1])
+
+    def _fill(self, wide: tirx.Buffer, at: Index, value: Vector, count: int) -> None:
+        if count:
+            with T.serial(count) as x:
+                store(wide, at + named("pad", x) * self.unit.lanes, value, self.unit.lanes)
+
+    def _widened(self, raw: Vector) -> Vector:
+        if self.unit.precision is Precision.BF16:
+            return decode(raw, BFLOAT16)
+        if self.unit.precision is Precision.FP32:
+            return raw
+        integer = T.Cast(f"int32x{self.unit.lanes}", raw)
+        return T.Cast(f"float32x{self.unit.lanes}", integer) if self.kind == "float32" else integer
+
+
+def build_depthwise(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a depthwise convolution group (1-D or 2-D, any stride, padding, dilation) with its epilogue."""
+    call = request.group.anchor.value
+    geometry = Geometry.of(call, request.group.name)
+    unit = arithmetic(request.precision, capabilities)
+    taps, channels = geometry.kernel[0] * geometry.kernel[1], geometry.channels
+    by_tap = constant_value(call.args[1]).reshape(channels, taps).T
+    epilogue, scaling, operand = prepare(request, capabilities, by_tap[None, :, None, :])
+    data = input_index(request, call.args[0])
+    qparams = request.inputs[data].qparams
+    exact = request.precision is not Precision.INT8 or taps * 255 * 127 < _EXACT_IN_FLOAT32
+    kind = "float32" if exact else "int32"
+    constants = (_pack(operand[0, :, 0, :], request.precision, unit.lanes, kind),
+                 *(with_slack(a, unit.lanes) for a in scaling))
+    blocks = choose_blocks(geometry, unit.lanes, capabilities, threads)
+    emitter = Depthwise(geometry, unit, blocks, kind, qparams.zero_point if qparams else 0, epilogue)
+
+    def emit(parameters: Parameters) -> None:
+        emitter.emit(named("x", flat_view(parameters.inputs[data])), parameters.constants[0],
+                     parameters.constants[1:len(constants)], threads)
+
+    macs = geometry.batch * geometry.result[0] * geometry.result[1] * channels * taps
+    return build_kernel(request, unit, epilogue, constants, macs, emit)
+
+
+def _pack(weights: np.ndarray, precision: Precision, lanes: int, kind: str) -> np.ndarray:
+    """Weights [taps, channels] as [vector][tap][lane] of the accumulated type."""
+    if precision is Precision.BF16:
+        weights = (weights.astype(np.uint32) << 16).view(np.float32)
+    taps, channels = weights.shape
+    vectors = ceil(channels / lanes)
+    padded = np.zeros((taps, vectors * lanes), kind)
+    padded[:, :channels] = weights
+    return padded.reshape(taps, vectors, lanes).transpose(1, 0, 2).reshape(-1)
