@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
+from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError
-from ...ir import Group
+from ...ir import Group, outputs_of, shape_of
 from ...precision import Precision, Storage
 
 # Element types of storages as TIR buffers and NumPy arrays carry them: TVM's LLVM code generation has no bfloat.
@@ -59,3 +62,40 @@ class Kernel:
     func: tvm.tirx.PrimFunc
     constants: tuple[np.ndarray, ...]
     macs: int
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The buffers of a kernel's parameters, in the contract's order."""
+
+    inputs: tuple[tvm.ir.Expr, ...]
+    constants: tuple[tvm.ir.Expr, ...]
+    outputs: tuple[tvm.ir.Expr, ...]
+
+
+def declare_parameters(request: KernelRequest, constants: Sequence[np.ndarray]) -> Parameters:
+    """Declare a kernel's name and parameters inside the ``T.prim_func`` that is being built.
+
+    The function is named after the layer. Inputs are called ``x0``…, constants ``c0``…, outputs ``y0``….
+    """
+    function = request.group.function
+    T.func_name(identifier(request.group.name))
+    T.func_attr({"tirx.noalias": True, "layer": request.group.name})
+    inputs = tuple(_declare(f"x{i}", shape_of(param), buffer_dtype(storage))
+                   for i, (param, storage) in enumerate(zip(function.params, request.inputs, strict=True)))
+    arrays = tuple(_declare(f"c{i}", array.shape, str(array.dtype)) for i, array in enumerate(constants))
+    results = outputs_of(function)
+    shapes = [shape_of(results[0])] * len(request.outputs) if len(results) == 1 else [shape_of(r) for r in results]
+    outputs = tuple(_declare(f"y{i}", shape, buffer_dtype(storage))
+                    for i, (shape, storage) in enumerate(zip(shapes, request.outputs, strict=True)))
+    return Parameters(inputs, arrays, outputs)
+
+
+def _declare(name: str, shape: Sequence[int], dtype: str) -> tvm.ir.Expr:
+    return T.arg(name, T.buffer(tuple(shape), dtype))
+
+
+def identifier(name: str) -> str:
+    """A layer's name as a symbol: ``features.0.conv`` becomes ``features_0_conv``."""
+    symbol = re.sub(r"\W", "_", name)
+    return symbol if symbol[:1].isalpha() or symbol[:1] == "_" else f"_{symbol}"

@@ -76,25 +76,43 @@ def sqrt(x: Vector) -> Vector:
     return intrinsic("llvm.sqrt", x)
 
 
+def bound(x: Vector) -> Vector:
+    """``x``, computed once however often the result is used: a read of a register-sized slot on the stack.
+
+    Not ``T.bind``: TVM's analyzer puts the value of a binding back into its uses, which multiplies an expression with
+    every step of a formula. LLVM turns the slots into registers. Variables, reads and masks are returned as they are.
+    """
+    dtype = str(x.ty.dtype)
+    if isinstance(x, (tvm.tirx.Var, tvm.ir.TensorLoad)) or dtype.startswith("bool"):
+        return x
+    lanes = lanes_of(x)
+    slot = T.alloc_buffer((lanes,), dtype.split("x")[0])
+    where = 0 if lanes == 1 else T.ramp(0, 1, lanes)
+    T.buffer_store(slot, x, [where])
+    return slot[where]
+
+
 def larger(x: Vector, low: float | Vector) -> Vector:
     """``max(x, low)``; NaN in ``x`` stays NaN."""
-    low = splat(low, lanes_of(x)) if isinstance(low, float) else low
+    x = bound(x)
+    low = splat(low, lanes_of(x)) if isinstance(low, float) else bound(low)
     return T.Select(x < low, low, x)
 
 
 def smaller(x: Vector, high: float | Vector) -> Vector:
     """``min(x, high)``; NaN in ``x`` stays NaN."""
-    high = splat(high, lanes_of(x)) if isinstance(high, float) else high
+    x = bound(x)
+    high = splat(high, lanes_of(x)) if isinstance(high, float) else bound(high)
     return T.Select(high < x, high, x)
 
 
 def polynomial(x: Vector, coefficients: Sequence[float]) -> Vector:
     """``c[0] + c[1] x + c[2] x² + …`` by Horner's rule."""
-    lanes = lanes_of(x)
+    x, lanes = bound(x), lanes_of(x)
     result = splat(coefficients[-1], lanes)
     for c in reversed(coefficients[:-1]):
         result = fma(result, x, splat(c, lanes))
-    return result
+    return bound(result)
 
 
 def _bits(x: Vector) -> Vector:
@@ -120,19 +138,19 @@ def _power_of_two(n: Vector) -> Vector:
 def exp(x: Vector) -> Vector:
     """e to the power of x."""
     lanes = lanes_of(x)
-    x = T.bind(smaller(larger(x, -104.0), 89.0))
-    n = T.bind(intrinsic("llvm.roundeven", x * splat(1.0 / math.log(2.0), lanes)))
-    r = T.bind(fma(n, splat(-_LN2_LOW, lanes), fma(n, splat(-_LN2_HIGH, lanes), x)))
+    x = bound(smaller(larger(x, -104.0), 89.0))
+    n = bound(intrinsic("llvm.roundeven", x * splat(1.0 / math.log(2.0), lanes)))
+    r = bound(fma(n, splat(-_LN2_LOW, lanes), fma(n, splat(-_LN2_HIGH, lanes), x)))
     mantissa = fma(r * r, polynomial(r, _EXP), r) + splat(1.0, lanes)
-    exponent = T.bind(_integer(n))
-    half = T.bind(T.shift_right(exponent, splat(1, lanes, "int32")))
+    exponent = bound(_integer(n))
+    half = bound(T.shift_right(exponent, splat(1, lanes, "int32")))
     return mantissa * _power_of_two(half) * _power_of_two(exponent - half)
 
 
 def _log_of_sum(f: Vector, exponent: Vector) -> Vector:
     """``log(1 + f) + exponent * log 2`` for ``f`` in sqrt(1/2) - 1 … sqrt(2) - 1."""
     lanes = lanes_of(f)
-    square = T.bind(f * f)
+    square = bound(f * f)
     tail = fma(f * square, polynomial(f, _LOG), exponent * splat(_LN2_LOW, lanes))
     tail = fma(square, splat(-0.5, lanes), tail)
     return fma(exponent, splat(_LN2_HIGH, lanes), f + tail)
@@ -141,14 +159,14 @@ def _log_of_sum(f: Vector, exponent: Vector) -> Vector:
 def log(x: Vector) -> Vector:
     """The natural logarithm; -inf at 0, NaN below."""
     lanes = lanes_of(x)
-    x = T.bind(x)
-    tiny = T.bind(x < splat(2.0 ** -126, lanes))
-    bits = T.bind(_bits(T.Select(tiny, x * splat(2.0 ** 25, lanes), x)))
+    x = bound(x)
+    tiny = bound(x < splat(2.0 ** -126, lanes))
+    bits = bound(_bits(T.Select(tiny, x * splat(2.0 ** 25, lanes), x)))
     above = bits - splat(0x3F3504F3, lanes, "int32")
-    exponent = T.bind(T.shift_right(above, splat(23, lanes, "int32")))
-    f = T.bind(_from_bits(bits - T.shift_left(exponent, splat(23, lanes, "int32"))) - splat(1.0, lanes))
+    exponent = bound(T.shift_right(above, splat(23, lanes, "int32")))
+    f = bound(_from_bits(bits - T.shift_left(exponent, splat(23, lanes, "int32"))) - splat(1.0, lanes))
     scale = T.Select(tiny, splat(-25.0, lanes), splat(0.0, lanes))
-    finite = _log_of_sum(f, T.bind(T.Cast(vector_type("float32", lanes), exponent) + scale))
+    finite = _log_of_sum(f, bound(T.Cast(vector_type("float32", lanes), exponent) + scale))
     infinity, zero = splat(math.inf, lanes), splat(0.0, lanes)
     at_most_zero = T.Select(x < zero, splat(math.nan, lanes), splat(-math.inf, lanes))
     return T.Select(x < infinity, T.Select(zero < x, finite, at_most_zero), x)
@@ -163,9 +181,9 @@ def sigmoid(x: Vector) -> Vector:
 def tanh(x: Vector) -> Vector:
     """The hyperbolic tangent."""
     lanes = lanes_of(x)
-    x = T.bind(x)
-    magnitude = T.bind(intrinsic("llvm.fabs", x))
-    square = T.bind(x * x)
+    x = bound(x)
+    magnitude = bound(intrinsic("llvm.fabs", x))
+    square = bound(x * x)
     small = fma(x * square, polynomial(square, _TANH), x)
     one, two = splat(1.0, lanes), splat(2.0, lanes)
     large = one - two / (exp(magnitude * two) + one)
@@ -175,10 +193,10 @@ def tanh(x: Vector) -> Vector:
 def erf(x: Vector) -> Vector:
     """The error function: a polynomial near 0, else ``1 - exp(-t(|x|))`` with a polynomial for ``-log erfc``."""
     lanes = lanes_of(x)
-    x = T.bind(x)
-    square = T.bind(x * x)
+    x = bound(x)
+    square = bound(x * x)
     small = x * polynomial(square, _ERF_SMALL)
-    magnitude = T.bind(smaller(intrinsic("llvm.fabs", x), 4.0))
+    magnitude = bound(smaller(intrinsic("llvm.fabs", x), 4.0))
     zero, one = splat(0.0, lanes), splat(1.0, lanes)
     large = intrinsic("llvm.copysign", one - exp(zero - polynomial(magnitude, _ERF_TAIL)), x)
     return T.Select(magnitude < splat(0.65, lanes), small, large)
@@ -187,11 +205,11 @@ def erf(x: Vector) -> Vector:
 def softplus(x: Vector) -> Vector:
     """``log(1 + exp(x))``, computed as ``max(x, 0) + log(1 + exp(-|x|))``."""
     lanes = lanes_of(x)
-    x = T.bind(x)
+    x = bound(x)
     zero, one = splat(0.0, lanes), splat(1.0, lanes)
-    u = T.bind(exp(zero - intrinsic("llvm.fabs", x)))
-    upper = T.bind(splat(_SQRT2 - 1.0, lanes) < u)
-    f = T.bind(T.Select(upper, (u - one) * splat(0.5, lanes), u))
+    u = bound(exp(zero - intrinsic("llvm.fabs", x)))
+    upper = bound(splat(_SQRT2 - 1.0, lanes) < u)
+    f = bound(T.Select(upper, (u - one) * splat(0.5, lanes), u))
     return larger(x, 0.0) + _log_of_sum(f, T.Select(upper, one, zero))
 
 
@@ -199,14 +217,14 @@ def _sine(x: Vector, quarter: int) -> Vector:
     """``sin(x + quarter * pi / 2)``; the range is reduced in float64."""
     lanes = lanes_of(x)
     wide = vector_type("float64", lanes)
-    x = T.bind(T.Cast(wide, x))
-    turns = T.bind(intrinsic("llvm.roundeven", x * splat(2.0 / math.pi, lanes, "float64")))
+    x = bound(T.Cast(wide, x))
+    turns = bound(intrinsic("llvm.roundeven", x * splat(2.0 / math.pi, lanes, "float64")))
     r = intrinsic("llvm.fma", turns, splat(-math.pi / 2.0, lanes, "float64"), x)
-    r = T.bind(T.Cast(vector_type("float32", lanes), r))
+    r = bound(T.Cast(vector_type("float32", lanes), r))
     low_bits = T.reinterpret(vector_type("int64", lanes), turns + splat(2.0 ** 52 * 1.5, lanes, "float64"))
-    quadrant = T.bind(T.Cast(vector_type("int32", lanes), T.bitwise_and(low_bits, splat(3, lanes, "int64")))
+    quadrant = bound(T.Cast(vector_type("int32", lanes), T.bitwise_and(low_bits, splat(3, lanes, "int64")))
                       + splat(quarter, lanes, "int32"))
-    square = T.bind(r * r)
+    square = bound(r * r)
     sine = fma(r * square, polynomial(square, _SIN), r)
     cosine = fma(square * square, polynomial(square, _COS), fma(square, splat(-0.5, lanes), splat(1.0, lanes)))
     odd = T.bitwise_and(quadrant, splat(1, lanes, "int32")) == splat(1, lanes, "int32")
@@ -227,7 +245,7 @@ def cos(x: Vector) -> Vector:
 def gelu(x: Vector) -> Vector:
     """``x * (1 + erf(x / sqrt 2)) / 2`` (Hendrycks and Gimpel, 2016)."""
     lanes = lanes_of(x)
-    x = T.bind(x)
+    x = bound(x)
     half = x * splat(0.5, lanes)
     return fma(half, erf(x * splat(1.0 / _SQRT2, lanes)), half)
 
@@ -235,7 +253,7 @@ def gelu(x: Vector) -> Vector:
 def gelu_tanh(x: Vector) -> Vector:
     """GELU by its tanh approximation, as ``x * sigmoid(2u)`` with ``u = sqrt(2/pi) (x + 0.044715 x³)``."""
     lanes = lanes_of(x)
-    x = T.bind(x)
+    x = bound(x)
     factor = 2.0 * math.sqrt(2.0 / math.pi)
     inner = fma(x * x, splat(0.044715 * factor, lanes), splat(factor, lanes))
     return x * sigmoid(x * inner)
@@ -244,14 +262,14 @@ def gelu_tanh(x: Vector) -> Vector:
 def silu(x: Vector) -> Vector:
     """``x * sigmoid(x)``."""
     lanes = lanes_of(x)
-    x = T.bind(x)
+    x = bound(x)
     return x / (splat(1.0, lanes) + exp(splat(0.0, lanes) - x))
 
 
 def power(x: Vector, exponent: float) -> Vector:
     """``x ** exponent`` for a constant exponent: products for small integers, else ``exp(exponent * log x)``."""
     lanes = lanes_of(x)
-    x = T.bind(x)
+    x = bound(x)
     one = splat(1.0, lanes)
     if exponent == 0.0:
         return one
@@ -264,5 +282,5 @@ def power(x: Vector, exponent: float) -> Vector:
 def _integer_power(x: Vector, n: int) -> Vector:
     if n == 1:
         return x
-    half = T.bind(_integer_power(x, n // 2))
+    half = bound(_integer_power(x, n // 2))
     return half * half * x if n % 2 else half * half

@@ -1,0 +1,42 @@
+"""Kernels to machine code outside of a whole program: for measuring costs and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tvm
+
+from ...ir import outputs_of, shape_of
+from .kernel import Kernel, KernelRequest, buffer_dtype
+
+
+def compile_functions(functions: Mapping[str, tvm.tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+    """Machine code of several kernels; each is called by its key. They need no root block."""
+    named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
+    return tvm.tirx.build(tvm.IRModule(named), target=target)
+
+
+def llvm_target(cpu: str) -> tvm.target.Target:
+    """TVM's target for a CPU by its LLVM name, such as ``"znver4"`` or ``"haswell"``."""
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+
+
+def empty_outputs(request: KernelRequest) -> list[tvm.runtime.Tensor]:
+    """Uninitialized tensors for a kernel's outputs, in order."""
+    results = outputs_of(request.group.function)
+    if len(results) == 1:
+        results = results * len(request.outputs)
+    return [tvm.runtime.empty(shape_of(r), buffer_dtype(s)) for r, s in zip(results, request.outputs, strict=True)]
+
+
+def run_kernel(request: KernelRequest, kernel: Kernel, inputs: Sequence[np.ndarray],
+               target: tvm.target.Target) -> list[np.ndarray]:
+    """Compile one kernel, call it once and return its outputs as they are stored (bfloat16 as uint16 bits).
+
+    ``inputs`` are in their storage already (``arrays.encode_array``).
+    """
+    module = compile_functions({"kernel": kernel.func}, target)
+    outputs = empty_outputs(request)
+    module["kernel"](*(tvm.runtime.tensor(a) for a in (*inputs, *kernel.constants)), *outputs)
+    return [output.numpy() for output in outputs]
