@@ -1,0 +1,218 @@
+"""Measured costs: microseconds of a kernel on this machine, measured once and kept in the user's cache folder.
+
+A cost is kept under the structural hash of the kernel's code (names and the values of floating point constants left
+out, since neither changes the time), the CPU, the number of threads and the versions of what compiles it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import statistics
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from ..errors import TargetError, VerificationError
+from .cpu.build import compile_functions
+from .cpu.kernel import Kernel
+from .executable import use_threads
+from .target import Target
+
+Progress = Callable[[int, int], None]
+
+# Kernels compiled into one module: many enough to share the compiler's start, few enough to show progress.
+_MODULE_KERNELS = 32
+# Of each kernel: this many rounds of this many timings of about a millisecond, the least of the rounds' medians.
+# Kernels that take longer than that are timed once a round, those that take ten times as long in one round.
+_ROUNDS, _REPEATS, _TIMING_S = 3, 3, 1e-3
+_FORMAT = 1
+# Distinct random values that buffers are filled with, over and over.
+_RANDOM_VALUES = 1 << 16
+
+
+def default_path() -> Path:
+    """The file of measured costs: ``narrowcast/costs.json`` in ``$XDG_CACHE_HOME``, or in ``~/.cache`` without it."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "narrowcast" / "costs.json"
+
+
+class CostTable:
+    """Costs of kernels by their code; one file, shared by all networks.
+
+    Parameters
+    ----------
+    path : the file; by default ``default_path()``. It is read at once and written, atomically, whenever costs have been
+        measured. A file that cannot be read is ignored with a warning and written anew; one that cannot be written is
+        a warning too.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = default_path() if path is None else Path(path)
+        self._costs = _read(self.path)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    def measure(self, kernels: Sequence[Kernel], target: Target, progress: Progress | None = None) -> list[float]:
+        """Microseconds per call of each kernel, with ``target.threads`` threads and all data in cache.
+
+        Kernels with equal code are measured once, and not at all where the table has them. The others run on
+        random buffers from a fixed seed: after a warm-up the least of three medians, in about 10 ms each (or a few
+        calls, where one takes longer).
+
+        Parameters
+        ----------
+        progress : called with the number of distinct kernels done and in all.
+
+        Raises
+        ------
+        TargetError : this machine's CPU cannot run the target's code.
+        VerificationError : a kernel does not compile or run; names the layer.
+        """
+        keys = [cost_key(kernel, target) for kernel in kernels]
+        wanted = {key: kernel for key, kernel in zip(keys, kernels, strict=True) if key not in self._costs}
+        if wanted and not target.runs_here():
+            raise TargetError("costs can only be measured on the target itself, and this machine's CPU is another",
+                              found=str(Target.parse("cpu")), expected=str(target), hint="compile on such a machine")
+        total = len(set(keys))
+        for start in range(0, len(wanted), _MODULE_KERNELS):
+            part = dict(list(wanted.items())[start:start + _MODULE_KERNELS])
+            for done, (key, cost) in enumerate(_measure(part, target), total - len(wanted) + start + 1):
+                self._costs[key] = cost
+                if progress is not None:
+                    progress(done, total)
+        if wanted:
+            self._write(wanted)
+        return [self._costs[key] for key in keys]
+
+    def _write(self, new: Iterable[str]) -> None:
+        """Add the new costs to the file, keeping what another process has put there meanwhile."""
+        merged = {**_read(self.path, quiet=True), **{key: self._costs[key] for key in new}}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump({"format": _FORMAT, "microseconds": merged}, file, sort_keys=True, indent=0)
+                os.replace(name, self.path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            warnings.warn(f"measured costs were not kept, because {self.path} cannot be written: {error}", stacklevel=3)
+
+
+def cost_key(kernel: Kernel, target: Target) -> str:
+    """What a cost is kept under. Equal for kernels that differ in names and floating point values only."""
+    func = kernel.func
+    for attribute in ("global_symbol", "layer"):
+        if attribute in (func.attrs or {}):
+            func = func.without_attr(attribute)
+    func = tvm_ffi.structural_map(
+        func, (tvm.tirx.FloatImm, lambda immediate: tvm.tirx.FloatImm(immediate.ty.dtype, 1.0)))
+    code = tvm_ffi.structural_hash(func) & (2**64 - 1)
+    versions = "/".join(f"{name} {_version(name)}" for name in ("apache-tvm", "narrowcast"))
+    return f"{code:016x}/{target.cpu}/{target.threads} threads/{versions}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "uninstalled"
+
+
+def _read(path: Path, *, quiet: bool = False) -> dict[str, float]:
+    """The costs in a file; none, with a warning, where it is not one of ours."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != _FORMAT:
+            raise ValueError(f"format {raw['format']!r}")
+        costs = {str(key): float(cost) for key, cost in raw["microseconds"].items()}
+        if not all(math.isfinite(cost) and cost > 0 for cost in costs.values()):
+            raise ValueError("a cost that is not a finite number above 0")
+        return costs
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if not quiet:
+            warnings.warn(f"the file of measured costs {path} is not usable and is ignored; kernels are measured anew "
+                          f"({type(error).__name__}: {error})", stacklevel=3)
+        return {}
+
+
+def _measure(kernels: dict[str, Kernel], target: Target) -> Iterable[tuple[str, float]]:
+    """Compile all kernels together, then time one after the other."""
+    names = {f"kernel{i}": (key, kernel) for i, (key, kernel) in enumerate(kernels.items())}
+    module = _compile({name: kernel for name, (_, kernel) in names.items()}, target)
+    use_threads(target.threads)
+    for name, (key, kernel) in names.items():
+        try:
+            cost = _time(module, name, kernel)
+        except Exception as error:
+            raise VerificationError("the kernel does not run", layer=_layer(kernel), found=_last_line(error)) from error
+        yield key, cost
+
+
+def _compile(kernels: dict[str, Kernel], target: Target) -> tvm.runtime.Module:
+    try:
+        return compile_functions({name: kernel.func for name, kernel in kernels.items()}, target.tvm_target())
+    except Exception as error:
+        if len(kernels) == 1:
+            kernel, = kernels.values()
+            raise VerificationError("the kernel does not compile", layer=_layer(kernel),
+                                    found=_last_line(error)) from error
+        for name, kernel in kernels.items():
+            _compile({name: kernel}, target)
+        raise
+
+
+def _layer(kernel: Kernel) -> str:
+    attributes = kernel.func.attrs or {}
+    return str(attributes.get("layer") or attributes.get("global_symbol") or "an unnamed kernel")
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def _time(module: tvm.runtime.Module, name: str, kernel: Kernel) -> float:
+    """Microseconds of one call."""
+    buffers = random_buffers(kernel)
+    device = tvm.cpu()
+    once = module.time_evaluator(name, device, number=1, repeat=1)(*buffers).results[0]  # runs twice, times the second
+    number = max(1, int(_TIMING_S / max(once, 1e-7)))
+    timer = module.time_evaluator(name, device, number=number, repeat=_REPEATS if once < _TIMING_S else 1)
+    rounds = _ROUNDS if once < 10 * _TIMING_S else 1
+    medians = [statistics.median(timer(*buffers).results) for _ in range(rounds)]
+    return max(min(medians) * 1e6, 1e-3)
+
+
+def random_buffers(kernel: Kernel, seed: int = 0) -> list[tvm.runtime.Tensor]:
+    """A tensor for every parameter of a kernel, the same for the same seed.
+
+    float32: normal; uint16, which is bfloat16's bits: normal, rounded towards zero; 8-bit integers: the whole range;
+    wider integers, which may be indices: 0; booleans: either.
+    """
+    rng = np.random.default_rng(seed)
+    normal = rng.standard_normal(_RANDOM_VALUES, np.float32)
+    values = {
+        "float32": normal,
+        "uint16": (normal.view(np.uint32) >> 16).astype(np.uint16),
+        "uint8": rng.integers(0, 256, _RANDOM_VALUES, np.uint8),
+        "int8": rng.integers(-127, 128, _RANDOM_VALUES, np.int8),
+        "bool": rng.integers(0, 2, _RANDOM_VALUES).astype(bool),
+    }
+    types = [(str(p.ty.dtype), tuple(int(d) for d in p.ty.shape)) for p in kernel.func.params]
+    return [tvm.runtime.tensor(np.resize(values.get(dtype, np.zeros(1, dtype)), shape)) for dtype, shape in types]
