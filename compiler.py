@@ -22,7 +22,7 @@ from .budget import AccuracyBudget, Measurement, measure
 from .calibration import calibrators
 from .calibration.calibrators import Calibrator
 from .calibration.evaluator import Evaluator
-from .calibration.sensitivity import estimate_sensitivities
+from .calibration.sensitivity import estimate_sensitivities, output_scales
 from .calibration.statistics import Statistics
 from .decisions import build_plan
 from .errors import BudgetError, DataError, PlanError, TargetError
@@ -129,6 +129,8 @@ class _Job:
 
     imported: ImportedModel = field(init=False)
     network: Network = field(init=False)
+    evaluator: Evaluator = field(init=False)
+    statistics: Statistics = field(init=False)
 
     def normalize(self) -> None:
         """Imported module -> grouped form, every stage kept."""
@@ -190,18 +192,18 @@ class _Job:
 
     def calibrate(self, samples: Samples) -> dict[str, QParams]:
         """Quantization parameters of every float tensor, from the calibration samples."""
-        evaluator, statistics = Evaluator(self.network.mod), Statistics()
+        self.evaluator, self.statistics = Evaluator(self.network.mod), Statistics()
         for done, sample in enumerate(samples, 1):
-            evaluator.visit(sample.inputs, statistics.observe)
+            self.evaluator.visit(sample.inputs, self.statistics.observe)
             self.progress("calibrate values", done, len(samples))
-        return shared_quantization(self.network, calibrators.calibrate(statistics, self.calibrator))
+        return shared_quantization(self.network, calibrators.calibrate(self.statistics, self.calibrator))
 
     def search(self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built) -> PlanSearch:
         """Everything that the search needs: noise, costs, the problem."""
         with self.phase("sensitivity"):
             noise = estimate_sensitivities(
-                self.network.mod, [s.inputs for s in parts.calibration], qparams, per_channel=self.per_channel, seed=self.seed,
-                precisions=self.target.precisions(),
+                self.evaluator, [s.inputs for s in parts.calibration], qparams,
+                output_scales(self.evaluator, self.statistics), per_channel=self.per_channel, seed=self.seed,
                 progress=lambda done, total: self.progress("sensitivity of layers", done, total))
         if self.forced is None:
             with self.phase("costs"):
@@ -282,7 +284,7 @@ class _Job:
     def program(self, built: _Built, report: Report) -> Program:
         """The program of a plan, with its report completed."""
         macs = self.macs(built)
-        plan = replace(built.plan, decisions=tuple(replace(d, macs=macs[d.op]) for d in built.plan.decisions))
+        plan = replace(built.plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in built.plan.decisions))
         share = shares(plan)
         report = replace(
             report, weight_bytes=weight_bytes(built.lowered.constants), casts=built.lowered.casts,

@@ -16,6 +16,7 @@ from tvm import relax
 from .assignment import GroupOptions, Problem
 from .backends.cpu.cast import build_cast
 from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.lower import is_view
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
 from .ir import COMPUTE_KINDS, MOVEMENT_KINDS, OPAQUE_KINDS, Group, dtype_of, op_bindings, outputs_of, shape_of
@@ -131,13 +132,14 @@ def measure_costs(network: Network, target: Target, qparams: Mapping[str, QParam
                   per_channel: bool) -> Costs:
     """Emit and time every candidate and every cast that a plan could want, all in one go."""
     candidates = [(g.name, p, emit(candidate(network, g, p, qparams, per_channel=per_channel)))
-                  for g in network.groups for p in precisions_of(network, g, target, qparams)]
+                  for g in network.groups if not is_view(g) for p in precisions_of(network, g, target, qparams)]
     casts = [(t, s.dtype, build_cast(network.shapes[t], FLOAT32, s, target.capabilities, target.threads))
              for t in network.without_epilogue()
              for s in (BFLOAT16, *([storage_of(t, "uint8", qparams)] if t in qparams else []))]
     probe = build_cast((_PROBE_ELEMENTS,), FLOAT32, BFLOAT16, target.capabilities, target.threads)
     times = measure([*(k for _, _, k in candidates), *(k for _, _, k in casts), probe])
-    groups = {(name, p): t for (name, p, _), t in zip(candidates, times, strict=False)}
+    groups = {(g.name, Precision.FP32): 0.0 for g in network.groups if is_view(g)}
+    groups |= {(name, p): t for (name, p, _), t in zip(candidates, times, strict=False)}
     cast_us = {(name, d): t for (name, d, _), t in zip(casts, times[len(candidates):], strict=False)}
     return Costs(groups, cast_us, times[-1] / (6 * _PROBE_ELEMENTS))
 
@@ -162,8 +164,9 @@ def build_problem(network: Network, costs: Costs, qparams: Mapping[str, QParams]
                      {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
                      macs.get(g.name, 0), shared_qparams=True)
         for g in network.groups)
+    views = {g.name for g in network.groups if is_view(g)}
     store_us = {(t, d): math.prod(shape) * size * costs.byte_us
-                for t, shape in network.shapes.items() for d, size in _DTYPE_BYTES.items()}
+                for t, shape in network.shapes.items() if t not in views for d, size in _DTYPE_BYTES.items()}
     storages = {t: ("float32", "bfloat16", "uint8") if t in qparams else ("float32", "bfloat16") for t in network.shapes}
     storage_noise = {key: noise.storage[key] for key in _storages(storages) if key in noise.storage} if noise else {}
     return Problem(options, network.outputs, frozenset(network.shapes), store_us, dict(costs.casts), storage_noise,

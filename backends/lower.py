@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import relax
 
 from ..errors import PlanError, VerificationError
-from ..ir import MOVEMENT_KINDS, Group, GraphBuilder, dtype_of, groups_of, op_bindings, outputs_of, shape_of, with_main
+from ..ir import MOVEMENT_KINDS, Group, GraphBuilder, dtype_of, groups_of, op_bindings, op_name, outputs_of, shape_of, with_main
 from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
 from .cpu.cast import build_cast
 from .cpu.emit import emit
@@ -30,8 +30,8 @@ class Lowered:
 
     mod : IRModule with ``main`` and one PrimFunc per distinct kernel.
     constants : the arrays ``main`` takes after the model's inputs, in order.
-    functions : name of the PrimFunc that computes each group, by group name.
-    kernels : the kernel of each group, by group name.
+    functions : name of the PrimFunc that computes each group, by group name; views (``is_view``) have none.
+    kernels : the kernel of each group, by group name; views have none.
     casts : number of stand-alone casts.
     """
 
@@ -61,6 +61,14 @@ def computes_float(group: Group) -> bool:
     """Whether the group computes one float tensor: only those are stored as the plan says."""
     result = group.function.ret_ty
     return isinstance(result, relax.TensorType) and str(result.dtype) == "float32"
+
+
+_VIEWS = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
+
+
+def is_view(group: Group) -> bool:
+    """Whether the group only gives a tensor another shape: it has no kernel, its result shares the memory."""
+    return group.kind in MOVEMENT_KINDS and all(op_name(b.value) in _VIEWS for b in group.bindings)
 
 
 def native_outputs(group: Group) -> tuple[Storage, ...]:
@@ -125,6 +133,13 @@ class _Lowering:
 
     def _call(self, group: Group) -> None:
         request = request_for(group, self.plan, self._stored)
+        if is_view(group):
+            source, = (self.values[n, s.dtype] for n, s in zip(group.inputs, request.inputs, strict=True))
+            storage, = request.outputs
+            shape = shape_of(outputs_of(group.function)[0])
+            self.values[group.name, storage.dtype] = self.builder.emit(relax.op.reshape(source, shape), group.name)
+            self._cast_all(group.name, shape)
+            return
         kernel = self.emit_group(request)
         self.kernels[group.name] = kernel
         args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
