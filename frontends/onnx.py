@@ -35,9 +35,6 @@ from .onnx_reading import (
     sorted_nodes,
 )
 
-# Functions that call functions, and branches in branches: beyond this a model is hostile.
-MAX_DEPTH = 32
-MAX_NODES = 1_000_000
 _NO_TRANSLATION = "no translation"
 
 
@@ -117,8 +114,6 @@ class _Importer:
     names: NodeNames
     unsupported: list[tuple[str, str, str]] = field(default_factory=list)
     caller: onnx.NodeProto | None = None
-    count: int = 0
-    depth: int = 0
 
     def lookup(self, scope: _Scope, name: str) -> Value | _Unknown | None:
         """The value called ``name`` in ``scope`` or around it; ImportModelError where there is none."""
@@ -134,18 +129,11 @@ class _Importer:
 
     def run(self, nodes: Sequence[onnx.NodeProto], scope: _Scope, opsets: Mapping[str, int], name: str | None) -> None:
         """Translate ``nodes``; what they emit is called ``name``, or after each node where that is None."""
-        if self.depth > MAX_DEPTH:
-            raise ImportModelError("functions or branches are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
-        self.depth += 1
         for node in sorted_nodes(nodes):
-            self.count += 1
-            if self.count > MAX_NODES:
-                raise ImportModelError("the model has too many nodes", expected=f"at most {MAX_NODES}")
             results = self._results(node, scope, opsets, name)
             for output, value in zip(node.output, results, strict=False):
                 if output:
                     scope.values[output] = widened(value) if isinstance(value, np.ndarray) else value
-        self.depth -= 1
 
     def _results(self, node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int],
                  name: str | None) -> Sequence[Value | _Unknown | None]:

@@ -18,6 +18,8 @@ from ..errors import ImportModelError, UnsupportedOperatorError
 
 # Protobuf's own limit on a message.
 MAX_MODEL_BYTES = 2 ** 31 - 1
+# Functions that call functions, and branches in branches: beyond these a model is hostile.
+MAX_DEPTH, MAX_NODES = 32, 1_000_000
 # Below this the operators have other attributes (broadcasting was one); ONNX's converter lifts such models.
 OLDEST_OPSET, LIFTED_OPSET = 7, 13
 
@@ -50,6 +52,7 @@ def read_model(model: onnx.ModelProto | Path | str) -> OnnxModel:
         proto = _lifted(proto)
         opsets = opset_versions(proto.opset_import)
     check_graph(proto.graph, ())
+    check_size(proto)
     return OnnxModel(proto, folder, opsets)
 
 
@@ -127,6 +130,32 @@ def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:
         raise ImportModelError.collect(problems)
 
 
+def check_size(proto: onnx.ModelProto) -> None:
+    """The nodes that are left when all functions are called in place are not too many; ImportModelError otherwise."""
+    functions = {(domain_of(f.domain), f.name): f for f in proto.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        if depth > MAX_DEPTH:
+            raise ImportModelError("functions or branches are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
+        total = 0
+        for node in nodes:
+            key = domain_of(node.domain), node.op_type
+            if key in functions and key not in sizes:
+                sizes[key] = size(functions[key].node, depth + 1)
+            total += sizes.get(key, 1) + sum(size(g.node, depth + 1) for g in graphs_of(node))
+        return total
+
+    if size(proto.graph.node, 0) > MAX_NODES:
+        raise ImportModelError("the model has too many nodes", expected=f"at most {MAX_NODES}")
+
+
+def graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The subgraphs among a node's attributes."""
+    return [g for a in node.attribute
+            for g in ([a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs)]
+
+
 def _repeated(names: list[str]) -> list[str]:
     seen: set[str] = set()
     return [n for n in names if not n or n in seen or seen.add(n)]  # type: ignore[func-returns-value]
@@ -163,13 +192,11 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
 def reads_of(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads, those that its subgraphs take from outside included."""
     names = {n for n in node.input if n}
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
-        for graph in graphs:
-            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            own |= {name for n in graph.node for name in n.output}
-            names |= {r for n in graph.node for r in reads_of(n)} - own
-            names |= {v.name for v in graph.output} - own
+    for graph in graphs_of(node):
+        own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for n in graph.node for name in n.output}
+        names |= {r for n in graph.node for r in reads_of(n)} - own
+        names |= {v.name for v in graph.output} - own
     return names
 
 

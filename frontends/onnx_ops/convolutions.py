@@ -23,6 +23,17 @@ def spatial_attribute(node: OnnxNode, name: str, count: int, default: int = 1, l
 def padding(node: OnnxNode, extents: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
             dilations: Sequence[int]) -> list[int]:
     """The starts followed by the ends, from ``pads`` or ``auto_pad``."""
+    pads = _unchecked_padding(node, extents, kernel, strides, dilations)
+    count = len(extents)
+    for i, (extent, k, d) in enumerate(zip(extents, kernel, dilations, strict=True)):
+        if node.op != "ConvTranspose" and (k - 1) * d + 1 > extent + pads[i] + pads[count + i]:
+            raise node.fault("the kernel is larger than the padded input", found=f"{list(extents)}, pads {pads}",
+                             expected=f"at least {kernel}")
+    return pads
+
+
+def _unchecked_padding(node: OnnxNode, extents: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
+                       dilations: Sequence[int]) -> list[int]:
     mode, count = node.attribute("auto_pad", "NOTSET"), len(extents)
     if mode in ("", "NOTSET"):
         return spatial_attribute(node, "pads", 2 * count, 0, 0)
