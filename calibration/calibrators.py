@@ -7,13 +7,15 @@ that the noise model of ``sensitivity.py`` propagates, and is never worse by it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
 
 from ..errors import DataError
+from ..ir import MOVEMENT_KINDS, Group
 from ..precision import QParams
 from .statistics import TensorStatistics
 
@@ -95,6 +97,29 @@ def squared_error(qparams: QParams, values: np.ndarray, counts: np.ndarray | flo
 DEFAULT: Calibrator = MeanSquaredError()
 
 
-def calibrate(statistics: Mapping[str, TensorStatistics], calibrator: Calibrator = DEFAULT) -> dict[str, QParams]:
-    """The parameters of every tensor by name."""
-    return {name: calibrator(s) for name, s in statistics.items()}
+def calibrate(groups: Iterable[Group], statistics: Mapping[str, TensorStatistics],
+              calibrator: Calibrator = DEFAULT) -> dict[str, QParams]:
+    """The parameters of every tensor that has statistics, by name, such that movement groups can keep levels.
+
+    What a movement group with one input writes has its input's parameters. The inputs of one with several (concat)
+    and its output share parameters where that makes no input's scale more than twice its own (one bit).
+    """
+    classes = {name: (name,) for name in statistics}
+    chosen = {name: calibrator(s) for name, s in statistics.items()}
+    for group in groups:
+        names = dict.fromkeys((*group.inputs, group.name))
+        if group.kind not in MOVEMENT_KINDS or not all(n in statistics for n in names):
+            continue
+        sources = tuple(dict.fromkeys(member for name in group.inputs for member in classes[name]))
+        shared = calibrator(_together([statistics[s] for s in sources])) if len(sources) > 1 else chosen[sources[0]]
+        if shared.scale <= 2 * min(chosen[n].scale for n in group.inputs):
+            members = (*sources, group.name)
+            for name in [n for n in statistics if n in members or set(classes[n]) & set(sources)]:
+                classes[name], chosen[name] = sources, shared
+    return chosen
+
+
+def _together(statistics: list[TensorStatistics]) -> TensorStatistics:
+    """The statistics of several tensors as if they were one, without channels."""
+    plain = [replace(s, channel_absmax=np.float32([s.absmax])) for s in statistics]
+    return reduce(lambda a, b: a.merged(b), plain)

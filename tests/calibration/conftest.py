@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.passes.fuse import FuseGroups
-from tvm import relax
 
 op = relax.op
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tvm import relax
+
 from narrowcast.calibration.calibrators import (
     DEFAULT,
     Calibrator,
@@ -15,6 +17,7 @@ from narrowcast.calibration.calibrators import (
 )
 from narrowcast.calibration.statistics import TensorStatistics
 from narrowcast.errors import DataError
+from narrowcast.ir import GraphBuilder, Group
 from narrowcast.precision import QParams
 
 
@@ -76,7 +79,29 @@ def test_degenerate_data(calibrator: Calibrator) -> None:
         np.testing.assert_allclose((levels - q.zero_point) * q.scale, values, atol=q.scale)
 
 
-def test_calibrates_every_tensor() -> None:
-    statistics = {name: TensorStatistics.of(name, heavy_tailed(i)) for i, name in enumerate("ab")}
-    found = calibrate(statistics)
-    assert list(found) == ["a", "b"] and found["a"] == DEFAULT(statistics["a"])
+def group(kind: str, name: str, *inputs: str) -> Group:
+    x = relax.Var("x", relax.TensorType((1,), "float32"))
+    builder = GraphBuilder([x])
+    return Group(name, kind, builder.finish([builder.emit(relax.op.negative(x), name)]), inputs)
+
+
+def test_movement_keeps_parameters() -> None:
+    statistics = {name: TensorStatistics.of(name, heavy_tailed(i)) for i, name in enumerate("abc")}
+    statistics["b"] = TensorStatistics.of("b", np.float32([[-1.0, 1.0]]))
+    found = calibrate([group("movement", "b", "a"), group("elementwise", "c", "b")], statistics)
+    assert found["a"] == found["b"] == DEFAULT(statistics["a"])
+    assert found["c"] == DEFAULT(statistics["c"])
+
+
+@pytest.mark.parametrize(("factor", "shares"), [(1.5, True), (8.0, False)])
+def test_concat_shares_parameters_of_similar_ranges(factor: float, shares: bool) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (100, 4)).astype(np.float32)
+    arrays = {"a": x, "moved": x, "b": x[:, :3] * np.float32(factor)}
+    statistics = {name: TensorStatistics.of(name, array) for name, array in arrays.items()}
+    statistics["both"] = TensorStatistics.of("both", np.concatenate([x, arrays["b"]], axis=1))
+    groups = [group("movement", "moved", "a"), group("movement", "both", "moved", "b")]
+    found = calibrate(groups, statistics, MinMax())
+    assert found["a"] == found["moved"]
+    assert (found["moved"] == found["b"] == found["both"]) is shares
+    if not shares:
+        assert found["a"] == MinMax()(statistics["a"]) and found["b"] == MinMax()(statistics["b"])

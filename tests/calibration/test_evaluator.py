@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+
 from narrowcast.calibration.calibrators import MinMax, calibrate
 from narrowcast.calibration.evaluator import Evaluator, fp32_plan
 from narrowcast.calibration.statistics import Statistics
@@ -30,7 +31,7 @@ def attention(transformer: tvm.IRModule) -> Evaluator:
 def ranges(evaluator: Evaluator, inputs: torch.Tensor) -> dict[str, QParams]:
     statistics = Statistics()
     evaluator.visit([inputs], statistics.observe)
-    return calibrate(statistics, MinMax())
+    return calibrate(evaluator.groups, statistics, MinMax())
 
 
 def full_plan(evaluator: Evaluator, precision: Precision, qparams: dict[str, QParams], *,

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from narrowcast.calibration.statistics import HALF_BINS, Statistics, TensorStatistics
 from narrowcast.errors import DataError
 

@@ -1,0 +1,245 @@
+"""What rounding each group's operands, and each tensor's storage, does to the network's output.
+
+The measure is the noise-to-signal ratio of the float outputs: the mean over their elements of
+``((y' - y) / std)**2``, std being the output's standard deviation over the calibration data. To first order a rounding
+error delta of an operand changes the output by J delta. For r drawn from the unit normal distribution,
+``E <r, J delta>**2 = ||J delta||**2`` (Hutchinson 1990, A stochastic estimator of the trace), and
+``<r, J delta> = <J' r, delta>``: one backward pass from r gives the products for all operands of all groups at once.
+
+Per sample there is one forward and one backward pass in FP32. Gradients are turned into scalar products as they
+arrive and dropped, so memory is that of one backward pass plus, in 16 bits, the rounding errors of the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from tvm import relax
+
+from ..errors import DataError
+from ..ir import MOVEMENT_KINDS, Group
+from ..operators.semantics import Value
+from ..precision import BFLOAT16, Precision, PrecisionPlan, QParams, Storage
+from .evaluator import Evaluator, Inputs
+from .numerics import GroupProgram, Stored, rounded_weights
+from .statistics import TensorStatistics
+
+Progress = Callable[[int, int], None]
+_STORAGE_PRECISIONS = {"bfloat16": Precision.BF16, "uint8": Precision.INT8}
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Predicted noise-to-signal ratios of the network's output. FP32 and float32 have none.
+
+    compute : by (group, precision): when the group's multiply-adds read their operands and weights in that precision.
+        Only precisions that the group has.
+    storage : by (tensor, dtype): when those readers that may read any storage (float kinds, epilogue operands, the
+        unmultiplied operands of attention) read the tensor in this storage. Movement groups pass storage on: what is
+        read behind them counts for the tensor they write.
+    samples : the number of samples behind the estimate.
+    """
+
+    compute: Mapping[tuple[str, Precision], float]
+    storage: Mapping[tuple[str, str], float]
+    samples: int
+
+
+def output_scales(evaluator: Evaluator, statistics: Mapping[str, TensorStatistics]) -> dict[str, float]:
+    """The standard deviation of every floating point output by name, 1 for an output that never changes."""
+    return {name: statistics[name].std or 1.0 for name in evaluator.outputs if name in statistics}
+
+
+def estimate_sensitivities(
+    evaluator: Evaluator, samples: Sequence[Inputs], qparams: Mapping[str, QParams], scales: Mapping[str, float], *,
+    seed: int = 0, per_channel: bool = True, progress: Progress | None = None,
+) -> Sensitivities:
+    """Estimate all sensitivities over ``samples``.
+
+    qparams : the u8 parameters by tensor; a tensor without them has no uint8 entries, nor has a group that reads it.
+    scales : of the float outputs, from ``output_scales``.
+    per_channel : whether INT8 weights have a scale per output channel.
+    progress : called as ``progress(done, total)`` after each of ``samples``.
+
+    The same arguments give the same result. Raises DataError where there are no samples, no float output, or a
+    gradient is not finite.
+    """
+    if not samples:
+        raise DataError("sensitivities need at least one sample")
+    pass_ = _BackwardPass(evaluator, qparams, scales, per_channel)
+    totals: dict[_Key, float] = dict.fromkeys(pass_.keys, 0.0)
+    count, generator = 0, torch.Generator().manual_seed(seed)
+    for done, inputs in enumerate(samples, start=1):
+        for sample in evaluator.samples_of(inputs):
+            for key, product in pass_.run(sample, generator).items():
+                totals[key] += product**2
+            count += 1
+        if progress is not None:
+            progress(done, len(samples))
+    elements = count * pass_.output_elements
+    compute = {(name, p): total / elements for (name, p), total in totals.items() if isinstance(p, Precision)}
+    storage = {(name, d): total / elements for (name, d), total in totals.items() if not isinstance(d, Precision)}
+    return Sensitivities(compute, storage, count)
+
+
+@torch.no_grad()
+def measure_noise(evaluator: Evaluator, samples: Sequence[Inputs], plan: PrecisionPlan,
+                  scales: Mapping[str, float]) -> float:
+    """The noise-to-signal ratio that a whole plan really has, by running it: what the estimates predict."""
+    total, elements = 0.0, 0
+    for inputs in samples:
+        exact, found = evaluator.run_outputs(inputs), evaluator.run_outputs(inputs, plan)
+        for name, a, b in zip(evaluator.outputs, exact, found, strict=True):
+            if name in scales:
+                total += float(((a.double() - b.double()) / scales[name]).square().sum())
+                elements += a.numel()
+    if not elements:
+        raise DataError("noise needs at least one sample and a floating point output")
+    return total / elements
+
+
+_Key = tuple[str, "Precision | str"]
+
+
+class _BackwardPass:
+    """Forward in FP32 with a hook on every edge and weight, then backward from a random direction."""
+
+    def __init__(self, evaluator: Evaluator, qparams: Mapping[str, QParams], scales: Mapping[str, float],
+                 per_channel: bool) -> None:
+        self.evaluator = evaluator
+        self.scales = scales
+        self.storages = {"bfloat16": dict.fromkeys(_float_tensors(evaluator, qparams), BFLOAT16),
+                         "uint8": {name: Storage("uint8", q) for name, q in qparams.items()}}
+        self.precisions = {g.name: self._precisions(g) for g in evaluator.groups}
+        self.weight_errors = {
+            (name, precision): self._weight_error(program, precision, per_channel)
+            for name, program in evaluator.programs.items() if program.weight is not None
+            for precision in self.precisions[name]}
+        self.keys: list[_Key] = [(name, p) for name, ps in self.precisions.items() for p in ps]
+        self.keys += [(tensor, dtype) for dtype, tensors in self.storages.items() for tensor in tensors]
+        self.output_elements = 0
+
+    def _precisions(self, group: Group) -> list[Precision]:
+        if not group.exact_inputs:
+            return []
+        integer = group.kind != "attention" and all(group.inputs[i] in self.storages["uint8"]
+                                                    for i in group.exact_inputs)
+        return [Precision.BF16, Precision.INT8] if integer else [Precision.BF16]
+
+    @staticmethod
+    def _weight_error(program: GroupProgram, precision: Precision, per_channel: bool) -> torch.Tensor:
+        weights = program.constants[program.weight]
+        rounded = rounded_weights(weights, program.group.anchor.value, precision, per_channel=per_channel)
+        return (rounded - weights).bfloat16()
+
+    def run(self, sample: Mapping[str, torch.Tensor], generator: torch.Generator) -> dict[_Key, float]:
+        """The scalar products of one sample by key."""
+        self.products: dict[_Key, float] = {}
+        values: dict[str, Value] = {name: _differentiable(x) for name, x in sample.items()}
+        for binding in self.evaluator.bindings:
+            name, expr = binding.var.name, binding.value
+            if isinstance(expr, relax.TupleGetItem):
+                values[name] = values[expr.tuple_value.name][expr.index]
+            else:
+                values[name] = self._group(self.evaluator.programs[name], values)
+        objective, self.output_elements = torch.zeros(()), 0
+        for name in self.evaluator.outputs:
+            y = values[name]
+            if isinstance(y, torch.Tensor) and y.is_floating_point() and name in self.scales:
+                direction = torch.randn(y.shape, generator=generator)
+                objective = objective + (direction * y).sum() / self.scales[name]
+                self.output_elements += y.numel()
+        if not self.output_elements:
+            raise DataError("the network has no floating point output to measure noise on")
+        if objective.requires_grad:
+            objective.backward()
+        return self.products
+
+    def _group(self, program: GroupProgram, values: Mapping[str, Value]) -> Value:
+        group = program.group
+        edges = [self._edge(group, i, values[name]) for i, name in enumerate(group.inputs)]
+        if program.weight is not None:
+            program = copy.copy(program)
+            program.constants = {**program.constants, program.weight: self._weight(program)}
+        value = program.finish(dict(zip(program.params, edges, strict=True)), 0)
+        if isinstance(value, tuple):
+            return tuple(_differentiable(v) for v in value)
+        value = _differentiable(value)
+        if group.kind == "attention":
+            plain = [e.detach() for e in edges if isinstance(e, torch.Tensor)]
+            _on_gradient(value, lambda g: self._attention(program, plain, g))
+        return value
+
+    def _edge(self, group: Group, index: int, value: Value) -> Value:
+        """The tensor as this reader reads it: a view of its own, whose gradient is multiplied with rounding errors."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or group.kind in MOVEMENT_KINDS:
+            return value
+        tensor, exact = group.inputs[index], index in group.exact_inputs
+        if group.kind == "opaque" or (exact and group.kind == "attention"):
+            return value
+        edge, plain = value.view_as(value), value.detach()
+
+        def multiply(gradient: torch.Tensor) -> None:
+            for dtype, precision in _STORAGE_PRECISIONS.items():
+                storage = self.storages[dtype].get(tensor)
+                if storage is None or (exact and precision not in self.precisions[group.name]):
+                    continue
+                error = Stored.of(plain, storage).real - plain
+                self._add((group.name, precision) if exact else (tensor, dtype), gradient, error)
+
+        _on_gradient(edge, multiply)
+        return edge
+
+    def _weight(self, program: GroupProgram) -> torch.Tensor:
+        name = program.group.name
+        leaf = program.constants[program.weight].detach().requires_grad_()
+
+        def multiply(parameter: torch.Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                for precision in self.precisions[name]:
+                    self._add((name, precision), gradient, self.weight_errors[name, precision].float())
+
+        leaf.register_post_accumulate_grad_hook(multiply)
+        return leaf
+
+    def _attention(self, program: GroupProgram, edges: Sequence[torch.Tensor], gradient: torch.Tensor) -> None:
+        """Attention rounds inside, its probabilities: its error is taken where it leaves the group."""
+        exact = program.group.exact_inputs
+        with torch.no_grad():
+            stored = [Stored.of(e, BFLOAT16 if i in exact else Storage("float32")) for i, e in enumerate(edges)]
+            error = program.compute(stored, Precision.BF16) - program.compute(  # type: ignore[operator]
+                [Stored.of(e, Storage("float32")) for e in edges], Precision.FP32)
+        self._add((program.group.name, Precision.BF16), gradient, error)
+
+    def _add(self, key: _Key, gradient: torch.Tensor, error: torch.Tensor) -> None:
+        product = float((gradient * error).sum(dtype=torch.float64))
+        if product != product or abs(product) == float("inf"):
+            raise DataError("the gradient is not finite", layer=key[0],
+                            hint="look for divisions by zero or overflow in the layers behind it")
+        self.products[key] = self.products.get(key, 0.0) + product
+
+
+def _float_tensors(evaluator: Evaluator, qparams: Mapping[str, QParams]) -> list[str]:
+    """Names of the floating point tensors that some group reads, and of all that have parameters."""
+    read = dict.fromkeys(qparams)
+    for program in evaluator.programs.values():
+        for param, name in zip(program.params, program.group.inputs, strict=True):
+            if isinstance(param.ty, relax.TensorType) and str(param.ty.dtype).startswith("float"):
+                read[name] = None
+    return list(read)
+
+
+def _differentiable(value: torch.Tensor) -> torch.Tensor:
+    if value.is_floating_point() and not value.requires_grad:
+        return value.detach().requires_grad_()
+    return value
+
+
+def _on_gradient(tensor: torch.Tensor, use: Callable[[torch.Tensor], None]) -> None:
+    """Call ``use`` with the gradient of ``tensor`` when it arrives, leaving the gradient as it is."""
+    if tensor.requires_grad:
+        tensor.register_hook(lambda gradient: use(gradient.detach()))
