@@ -7,14 +7,10 @@ for calibration. All three lie beside this file in ``data/`` as safetensors; not
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
-
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..errors import DataError
+from .shipped import load_shipped
 
 CLASSES = (
     "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
@@ -79,11 +75,6 @@ def normalize(pixels: Tensor) -> Tensor:
     return ((pixels.to(torch.float32) / 255.0 - MEAN) / STD).unsqueeze(1)
 
 
-def data_folder() -> Path:
-    """The folder of the shipped weights and images."""
-    return Path(str(files(__package__))) / "data"
-
-
 def load() -> FashionNet:
     """The trained network, float32, in inference mode.
 
@@ -110,10 +101,4 @@ def _images(name: str) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(name: str) -> dict[str, Tensor]:
-    path = data_folder() / name
-    if not path.is_file():
-        raise DataError(
-            "a file of the Fashion-MNIST network is missing", found=f"no {name} in {data_folder()}",
-            hint="reinstall narrowcast, or write it with `python -m narrowcast.models.train_fashion_mnist`",
-        )
-    return load_file(path)
+    return load_shipped(name, made_by="train_fashion_mnist")

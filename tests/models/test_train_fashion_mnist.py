@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from narrowcast.errors import DataError
-from narrowcast.models import fashion_mnist, train_fashion_mnist
+from narrowcast.models import fashion_mnist, shipped, train_fashion_mnist
 from narrowcast.models.train_fashion_mnist import (
     SHIFT,
     augment,
@@ -18,9 +18,7 @@ from narrowcast.models.train_fashion_mnist import (
     make_optimizer,
     read_idx,
     train_step,
-    write_atomically,
 )
-from safetensors.torch import load_file
 from torch import Tensor
 
 
@@ -97,20 +95,6 @@ def test_weight_decay_spares_biases_and_norms() -> None:
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
-def test_write_atomically_keeps_the_old_file_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "folder" / "weights.safetensors"
-    write_atomically({"x": torch.ones(2)}, path)
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically({"x": torch.zeros(2)}, path)
-    assert load_file(path)["x"].tolist() == [1, 1]
-    assert [file.name for file in path.parent.iterdir()] == ["weights.safetensors"]
-
-
 def test_script_writes_files_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
@@ -126,6 +110,6 @@ def test_script_writes_files_that_load(tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         torch.set_num_threads(threads)
     assert result.exit_code == 0 and "epoch 1/1" in result.output
-    monkeypatch.setattr(fashion_mnist, "data_folder", lambda: out)
+    monkeypatch.setattr(shipped, "data_folder", lambda: out)
     assert fashion_mnist.load()(fashion_mnist.test_data()[0][:2]).shape == (2, 10)
     assert torch.bincount(fashion_mnist.calibration_data()[1]).tolist() == [100] * 10
