@@ -17,9 +17,11 @@ from .recompose_activations import RecomposeGelu, RecomposeHardActivations, Reco
 from .recompose_attention import RecomposeAttention
 from .recompose_norms import RecomposeLayerNorm, RecomposeRMSNorm, RecomposeSoftmax
 from .simplify import Simplify
+from .verify import VerifyNormalForm
 from .verify_grouped import VerifyGroupedForm
 
 PIPELINE: tuple[Pass, ...] = (
+    VerifyNormalForm(),
     FoldConstants(),
     EliminateCommonSubexpressions(),
     Simplify(),
@@ -73,5 +75,6 @@ __all__ = [
     "Simplify",
     "ToChannelsLast",
     "VerifyGroupedForm",
+    "VerifyNormalForm",
     "run_pipeline",
 ]
