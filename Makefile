@@ -15,7 +15,7 @@ test: lint
 
 lint: $(VENV)/.installed-test $(VENV)/.installed-models
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p narrowcast
+	$(BIN)/mypy .
 
 bench: $(VENV)/.installed-bench $(VENV)/.installed-models
 	$(BIN)/python -m benchmarks.networks

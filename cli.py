@@ -120,7 +120,7 @@ def inspect(file: Path, stage: str | None, form: str, source: str | None, layer:
     shown = program.stages[-1] if stage is None else next((s for s in program.stages if s.name == stage), None)
     if shown is None:
         raise DataError(f"no stage {stage!r}", expected=", ".join(s.name for s in program.stages))
-    click.echo({"text": lambda: shown.text, "dot": shown.to_dot, "json": lambda: json.dumps(asdict(shown))}[form]())
+    click.echo({"text": lambda: shown.text, "dot": shown.to_dot, "json": shown.to_json}[form]())
 
 
 @cli.command()

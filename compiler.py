@@ -29,7 +29,7 @@ from .errors import BudgetError, DataError, PlanError, TargetError
 from .frontends import ImportedModel, import_model
 from .ir import groups_of
 from .passes import run_pipeline
-from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of, shared_quantization
+from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of
 from .precision import Decision, Precision, PrecisionPlan, QParams
 from .program import Program, TensorSpec
 from .progress import Listener, silent
@@ -196,7 +196,7 @@ class _Job:
         for done, sample in enumerate(samples, 1):
             self.evaluator.visit(sample.inputs, self.statistics.observe)
             self.progress("calibrate values", done, len(samples))
-        return shared_quantization(self.network, calibrators.calibrate(self.statistics, self.calibrator))
+        return calibrators.calibrate(self.network.groups, self.statistics, self.calibrator)
 
     def search(self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built) -> PlanSearch:
         """Everything that the search needs: noise, costs, the problem."""

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
 import tvm
 from tvm import relax
 
@@ -57,30 +56,6 @@ class Network:
         """Float tensors whose producer cannot write a second storage: a stand-alone cast has to."""
         with_epilogue = {g.name for g in self.groups if g.kind not in MOVEMENT_KINDS + OPAQUE_KINDS}
         return [t for t in self.shapes if t not in with_epilogue]
-
-
-def shared_quantization(network: Network, qparams: Mapping[str, QParams]) -> dict[str, QParams]:
-    """The quantization parameters of every float tensor, from those that suit each one alone.
-
-    Movement groups write the storage they read, so the tensors they connect share one set of parameters: where theirs
-    differ, that of the union of their ranges.
-    """
-    links: nx.Graph = nx.Graph()
-    links.add_nodes_from(t for t in network.shapes if t in qparams)
-    for group in network.groups:
-        if group.kind in MOVEMENT_KINDS:
-            links.add_edges_from((group.name, t) for t in group.inputs if t in qparams and group.name in qparams)
-    shared: dict[str, QParams] = {}
-    for tensors in nx.connected_components(links):
-        own = {qparams[t] for t in tensors}
-        common = own.pop() if len(own) == 1 else _union(own)
-        shared.update(dict.fromkeys(tensors, common))
-    return {t: shared[t] for t in network.shapes if t in shared}
-
-
-def _union(several: Iterable[QParams]) -> QParams:
-    ranges = [(-q.zero_point * q.scale, (255 - q.zero_point) * q.scale) for q in several]
-    return QParams.from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
 
 
 def storage_of(tensor: str, dtype: str, qparams: Mapping[str, QParams]) -> Storage:
@@ -162,7 +137,7 @@ def build_problem(network: Network, costs: Costs, qparams: Mapping[str, QParams]
     options = tuple(
         GroupOptions(g.name, g.kind, by_group[g.name], g.inputs, network.exact_inputs(g),
                      {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
-                     macs.get(g.name, 0), shared_qparams=True)
+                     macs.get(g.name, 0), len({qparams.get(t) for t in g.inputs}) == 1)
         for g in network.groups)
     views = {g.name for g in network.groups if is_view(g)}
     store_us = {(t, d): math.prod(shape) * size * costs.byte_us

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import networkx as nx
 import tvm
 from tvm import relax
 
@@ -32,6 +33,18 @@ class Stage:
 
     def __str__(self) -> str:
         return self.text
+
+    def to_graph(self) -> nx.DiGraph:
+        """The graph for NetworkX: a node per binding and model input, with its ``op`` and ``type``; edges are reads."""
+        graph: nx.DiGraph = nx.DiGraph(name=self.name)
+        for node in self.nodes:
+            graph.add_node(node.name, op=node.op, type=node.type)
+        graph.add_edges_from((source, node.name) for node in self.nodes for source in node.inputs)
+        return graph
+
+    def to_json(self) -> str:
+        """The graph in NetworkX's node-link form, and the text."""
+        return json.dumps({"name": self.name, "text": self.text, **nx.node_link_data(self.to_graph(), edges="edges")})
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language."""

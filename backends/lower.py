@@ -17,12 +17,24 @@ import tvm_ffi
 from tvm import relax
 
 from ..errors import PlanError, VerificationError
-from ..ir import MOVEMENT_KINDS, Group, GraphBuilder, dtype_of, groups_of, op_bindings, op_name, outputs_of, shape_of, with_main
+from ..ir import (
+    MOVEMENT_KINDS,
+    GraphBuilder,
+    Group,
+    dtype_of,
+    groups_of,
+    op_bindings,
+    op_name,
+    outputs_of,
+    shape_of,
+    with_main,
+)
 from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
 from .cpu.cast import build_cast
 from .cpu.emit import emit
 from .cpu.kernel import Kernel, KernelRequest
 from .target import Capabilities
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -63,6 +75,19 @@ def computes_float(group: Group) -> bool:
     return isinstance(result, relax.TensorType) and str(result.dtype) == "float32"
 
 
+def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], tuple[Storage, ...]]:
+    """The function that gives all materialisations of a tensor under a plan: what is not decided has its own type."""
+    main = mod["main"]
+    floats = {g.name for g in groups_of(mod) if computes_float(g)}
+    own = {v.name: Storage(dtype_of(v)) for v in (*main.params, *(b.var for b in op_bindings(main)))
+           if v.name not in floats and isinstance(v.ty, relax.TensorType)}
+
+    def stored(name: str) -> tuple[Storage, ...]:
+        return (own[name], *plan.casts.get(name, ())) if name in own else plan.stored(name)
+
+    return stored
+
+
 _VIEWS = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
@@ -101,7 +126,6 @@ class _Lowering:
     threads: int
     values: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
     fields: dict[str, list[relax.Var]] = field(default_factory=dict)
-    natives: dict[str, Storage] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
     constant_vars: list[relax.Var] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
@@ -114,8 +138,8 @@ class _Lowering:
         self.shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
         self.names: set[str] = {"main"}
         self.builder = GraphBuilder(main.params)
+        self._stored = native_storages(self.mod, self.plan)
         for param in main.params:
-            self.natives[param.name] = Storage(str(param.ty.dtype))
             self.values[param.name, str(param.ty.dtype)] = param
             self._cast_all(param.name, shape_of(param))
         groups = {g.name: g for g in self.groups}
@@ -125,11 +149,6 @@ class _Lowering:
             else:
                 self._call(groups[binding.var.name])
         return self._finish(main)
-
-    def _stored(self, name: str) -> tuple[Storage, ...]:
-        if name in self.natives:
-            return (self.natives[name], *self.plan.casts.get(name, ()))
-        return self.plan.stored(name)
 
     def _call(self, group: Group) -> None:
         request = request_for(group, self.plan, self._stored)
@@ -148,8 +167,6 @@ class _Lowering:
         if isinstance(group.function.ret_ty, relax.TupleType):
             self.fields[group.name] = outputs
             return
-        if not computes_float(group):
-            self.natives[group.name], = request.outputs
         for storage, var in zip(request.outputs, outputs, strict=True):
             self.values[group.name, storage.dtype] = var
         self._cast_all(group.name, shape_of(outputs[0]))
@@ -157,7 +174,6 @@ class _Lowering:
     def _project(self, binding: relax.VarBinding) -> None:
         name, source = binding.var.name, binding.value.tuple_value.name
         var = self.fields[source][binding.value.index]
-        self.natives[name] = Storage(str(var.ty.dtype))
         self.values[name, str(var.ty.dtype)] = var
         self._cast_all(name, shape_of(var))
 

@@ -1,0 +1,62 @@
+"""Emitted kernels against the reference evaluator, group by group: each kernel gets exactly the inputs that the evaluator
+stored, so that differences do not add up and a wrong kernel is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import tvm
+
+from .backends.cpu.build import compile_functions
+from .backends.cpu.emit import emit
+from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.lower import is_view, native_storages, request_for
+from .backends.target import Target
+from .calibration.agreement import Agreement, group_agreement
+from .calibration.evaluator import Evaluator
+from .calibration.numerics import Stored
+from .ir import groups_of
+from .precision import PrecisionPlan, Storage
+
+
+def kernel_agreement(mod: tvm.IRModule, plan: PrecisionPlan, target: Target, inputs: Sequence[np.ndarray]) -> list[Agreement]:
+    """How every kernel of a plan agrees with the evaluator on one sample.
+
+    mod : the module in grouped form that the plan belongs to.
+    inputs : one array per model input.
+    """
+    evaluator = Evaluator(mod)
+    evaluation = evaluator.evaluate(inputs, plan)
+    stored = native_storages(mod, plan)
+    requests = [request_for(g, plan, stored) for g in groups_of(mod) if not is_view(g)]
+    kernels = [emit(r, target.capabilities, target.threads) for r in requests]
+    names = [f"kernel{i}" for i in range(len(kernels))]
+    module = compile_functions({n: k.func for n, k in zip(names, kernels, strict=True)}, target.tvm_target())
+    found = []
+    for name, request, kernel in zip(names, requests, kernels, strict=True):
+        read = [Stored(evaluation.materialised[n, s.dtype], s)
+                for n, s in zip(request.group.inputs, request.inputs, strict=True)]
+        written = _run(module[name], request, kernel, read)
+        found.append(group_agreement(request.group, request.precision, read, written, per_channel=request.per_channel))
+    return found
+
+
+def _run(function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel, inputs: Sequence[Stored]) -> list[Stored]:
+    """The kernel's outputs on stored inputs."""
+    buffers = [kernel.func.buffer_map[p] for p in kernel.func.params]
+    arrays = [*(_memory(s) for s in inputs), *kernel.constants]
+    outputs = [tvm.runtime.empty([int(d) for d in b.shape], str(b.dtype)) for b in buffers[len(arrays):]]
+    function(*(tvm.runtime.tensor(a) for a in arrays), *outputs)
+    return [_from_memory(o.numpy(), s) for o, s in zip(outputs, request.outputs, strict=True)]
+
+
+def _memory(stored: Stored) -> np.ndarray:
+    data = stored.data.contiguous()
+    return (data.view(torch.uint16) if data.dtype is torch.bfloat16 else data).numpy()
+
+
+def _from_memory(array: np.ndarray, storage: Storage) -> Stored:
+    data = torch.from_numpy(array)
+    return Stored(data.view(torch.bfloat16) if storage.dtype == "bfloat16" else data, storage)
