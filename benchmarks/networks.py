@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import narrowcast as nc
 import numpy as np
-from narrowcast.models import bert, efficientnet_lite, mobilenet, resnet
-from narrowcast.timing import Spread, interleave
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+
+import narrowcast as nc
+from narrowcast.models import bert, efficientnet_lite, mobilenet, resnet
+from narrowcast.timing import Spread, interleave
 
 from .peers import PEERS, Arrays, build_peers
 
@@ -66,12 +67,13 @@ NETWORKS = {
 
 
 def build_programs(
-    model: nn.Module, inputs: Arrays, calibration: Sequence[Arrays], precisions: Sequence[str]
+    model: nn.Module, inputs: Arrays, calibration: Sequence[Arrays], precisions: Sequence[str], threads: int
 ) -> dict[str, Callable[..., Any]]:
     """narrowcast's programs, each forced to one precision wherever the CPU has it."""
     return {
-        f"narrowcast {precision}": nc.compile(  # type: ignore[attr-defined]
+        f"narrowcast {precision}": nc.compile(
             model, "cpu", None, precision=precision, data=list(calibration), example_inputs=inputs,
+            num_threads=threads,
         )
         for precision in precisions
     }
@@ -85,7 +87,7 @@ def measure(
     calibration = [network.draw(generator) for _ in range(CALIBRATION)]
     inputs = calibration[0]
     model = network.build()
-    calls: dict[str, Callable[..., Any]] = dict(build_programs(model, inputs, calibration, precisions))
+    calls: dict[str, Callable[..., Any]] = dict(build_programs(model, inputs, calibration, precisions, threads))
     if with_peers:
         rivals = {name for precision in precisions for name in RIVALS[precision]}
         peers = build_peers(
@@ -150,7 +152,7 @@ def _cpu_name() -> str:
 @click.option("--precision", "precisions", multiple=True, type=click.Choice(PRECISIONS), default=PRECISIONS,
               help="Precisions to measure; all by default.")
 @click.option("--rounds", default=50, show_default=True, help="Timed calls of each candidate.")
-@click.option("--threads", default=len(os.sched_getaffinity(0)), show_default=True, help="Threads of the peers.")
+@click.option("--threads", default=len(os.sched_getaffinity(0)), show_default=True, help="Threads of everybody.")
 @click.option("--peers/--no-peers", "with_peers", default=True, help="Whether to measure the peers too.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("build/networks.json"),
               show_default=True, help="JSON file to write.")

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from narrowcast.errors import DataError
 from torch import nn
+
+from narrowcast.errors import DataError
 
 Arrays = tuple[np.ndarray, ...]
 Peer = Callable[..., list[np.ndarray]]

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+
 from narrowcast.benchmarks import networks
 from narrowcast.timing import Spread
-from rich.console import Console
 
 
 def spread(median: float) -> Spread:

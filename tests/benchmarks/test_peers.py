@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from narrowcast.benchmarks import peers
 from narrowcast.errors import DataError
-from torch import nn
 
 MISSING = [package for package in ("onnxruntime", "openvino", "nncf") if importlib.util.find_spec(package) is None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from narrowcast.errors import DataError
 from narrowcast.models.benchmark import missing_package, package_file
 

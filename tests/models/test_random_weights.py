@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from narrowcast.models.random_weights import calibrate_batch_norm, initialize, seeded
 from torch import nn
+
+from narrowcast.models.random_weights import calibrate_batch_norm, initialize, seeded
 
 
 def test_seeded_leaves_the_callers_generator_alone() -> None:

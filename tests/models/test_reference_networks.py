@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from narrowcast.models import bert, mobilenet, resnet
 
 CLASSIFIERS = [(resnet, 25_557_032), (mobilenet, 3_504_872)]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from narrowcast.errors import DataError
 from narrowcast.models import shipped
 from narrowcast.models.shipped import data_folder, load_shipped, write_atomically
-from safetensors.torch import load_file
 
 
 def test_shipped_files_stay_small() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from narrowcast.errors import DataError
 from narrowcast.models import silero
 from narrowcast.models.silero import CONTEXT, FRAME

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import Tensor
+
 from narrowcast.errors import DataError
 from narrowcast.models import fashion_mnist, shipped, train_fashion_mnist
 from narrowcast.models.train_fashion_mnist import (
@@ -19,7 +21,6 @@ from narrowcast.models.train_fashion_mnist import (
     read_idx,
     train_step,
 )
-from torch import Tensor
 
 
 def write_idx(path: Path, tensor: Tensor) -> None:
