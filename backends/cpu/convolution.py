@@ -16,10 +16,11 @@ from tvm.script.ir_builder import tirx as T
 from ...errors import VerificationError
 from ...ir import constant_value, op_name, shape_of
 from ..target import Capabilities
-from .gemm import MatrixRows, OpenLeft, Rows, build_product
+from .gemm import build_product
 from .isa import Arithmetic, bind, copy_run, fill_run, named
 from .kernel import Kernel, KernelRequest
 from .microkernel import Left, Reduction, Tasks
+from .rows import MatrixRows, OpenLeft, Rows
 from .vector_memory import Index
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import tirx
@@ -14,67 +12,20 @@ from ...errors import PlanError
 from ...ir import constant_value, shape_of
 from ...precision import Precision
 from ..target import Capabilities
+from .batched_matmul import build_batched_matmul
 from .epilogue import Epilogue, Position
-from .isa import Arithmetic, arithmetic, copy_run, fill_run, load, named
+from .isa import arithmetic, load, named
 from .kernel import Kernel, KernelRequest, Parameters
-from .microkernel import Index, Left, Reduction, Tasks
+from .microkernel import Tasks
 from .packing import as_operand, pack_weights, quantize_weights, scale_and_offset
+from .rows import MatrixRows, Rows
 from .signature import build_kernel, input_index, size_of
 from .tiling import Product, choose
 from .vector_math import Vector, fma
-from .vector_memory import flat_view
+from .vector_memory import Index, flat_view
 
-OpenLeft = Callable[[Index, Index], Left]
 # The longest sum of products u8 · s8 that fits 32 bits.
 _INT8_TERMS = (2**31 - 1) // (255 * 127)
-
-
-class Rows(Protocol):
-    """How a product's rows lie in the activations."""
-
-    @property
-    def count(self) -> int:
-        """Rows in all."""
-
-    @property
-    def reduction(self) -> Reduction:
-        """The elements of a row."""
-
-    def bytes_per_row(self, arithmetic: Arithmetic) -> float:
-        """Bytes that a task touches per row, to keep its part in the cache."""
-
-    def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        """What emits a part's access to its rows; ``padding`` is the value that stands for zero."""
-
-
-@dataclass(frozen=True)
-class MatrixRows:
-    """Rows of a row-major matrix [count, depth]; copied where a step would read past a row's end."""
-
-    count: int
-    depth: int
-
-    @property
-    def reduction(self) -> Reduction:
-        return Reduction((), self.depth)
-
-    def bytes_per_row(self, arithmetic: Arithmetic) -> float:
-        return self.depth * arithmetic.operand_bytes
-
-    def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        if self.depth % arithmetic.depth == 0:
-            return lambda part, first: Left(source, lambda row, group: row * self.depth, self.reduction)
-        pitch = -(-self.depth // arithmetic.depth) * arithmetic.depth
-        height = max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
-
-        def open_part(part: Index, first: Index) -> Left:
-            rows = named("rows", T.alloc_buffer((height * pitch,), arithmetic.operand))
-            with T.serial(T.min(height, self.count - first)) as row:
-                named("row", row)
-                fill_run(rows, row * pitch + self.depth, 0, pitch - self.depth)
-                copy_run(rows, row * pitch, source, (first + row) * self.depth, self.depth)
-            return Left(rows, lambda row, group: (row - first) * pitch, self.reduction)
-        return open_part
 
 
 def build_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -148,3 +99,6 @@ def dequantize(acc: Vector, scaling: Sequence[tirx.Buffer], column: Index, lanes
 def with_slack(values: np.ndarray, lanes: int) -> np.ndarray:
     """Per-channel values that may be read as whole vectors from any channel on."""
     return np.concatenate([values, np.zeros(lanes, values.dtype)])
+
+
+__all__ = ["build_batched_matmul", "build_matmul", "build_product", "dequantize", "prepare", "with_slack"]

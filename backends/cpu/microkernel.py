@@ -58,22 +58,37 @@ Accumulators = list[list[tirx.Buffer]]
 Finish = Callable[[Vector, Index, int], None]
 
 
-def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], vectors: int, packed: tirx.Buffer,
-              first: Index) -> Accumulators:
-    """Emit one tile: its accumulators after the reduction.
+@dataclass(frozen=True)
+class Block:
+    """A column block of the right side.
 
-    bases : address of each row; packed, first : the packed weights and the offset of the column block.
+    vectors : its width; packed, first : the packed right side and the block's offset in it; group : whose rows it
+    multiplies; initial : (buffer, offset) of what the accumulators start with, one value a column; zeros if None.
     """
+
+    vectors: int
+    packed: tirx.Buffer
+    first: Index
+    group: Index = 0
+    initial: tuple[tirx.Buffer, Index] | None = None
+
+
+def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block: Block) -> Accumulators:
+    """Emit one tile of the rows at the addresses ``bases``: its accumulators after the reduction."""
+    vectors = block.vectors
     lanes, kind = arithmetic.lanes, arithmetic.accumulator
     acc = [[named(f"acc_{i}_{j}", T.alloc_buffer((lanes,), kind)) for j in range(vectors)] for i in range(len(bases))]
-    for row in acc:
-        for buffer in row:
-            store(buffer, 0, splat(0, lanes, kind), lanes)
+    for j in range(vectors):
+        start = splat(tirx.const(0, kind), lanes)
+        if block.initial is not None:
+            start = bind(f"start_{j}", load(block.initial[0], block.initial[1] + j * lanes, lanes))
+        for row in acc:
+            store(row[j], 0, start, lanes)
     steps = -(-left.reduction.depth // arithmetic.depth)
 
     def step(tap: Index, offset: Index, k: Index) -> None:
-        at = first + (tap * steps + k) * (vectors * arithmetic.panel)
-        right = [bind(f"w_{j}", arithmetic.weights(packed, at + j * arithmetic.panel)) for j in range(vectors)]
+        at = block.first + (tap * steps + k) * (vectors * arithmetic.panel)
+        right = [bind(f"w_{j}", arithmetic.weights(block.packed, at + j * arithmetic.panel)) for j in range(vectors)]
         for i, base in enumerate(bases):
             value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth))
             for j in range(vectors):
@@ -97,23 +112,21 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], vector
 
 
 def emit_rows(arithmetic: Arithmetic, left: Left, schedule: Schedule, tiles: tuple[Index, Index], total: int,
-              block: tuple[int, tirx.Buffer, Index, Index], finish: Finish) -> None:
+              block: Block, finish: Finish) -> None:
     """Emit the loop over the tiles of rows ``tiles[0]``…``tiles[1]`` for one column block.
 
     total : rows in all; the last tile starts at ``total - schedule.rows``.
-    block : vectors, packed weights, offset of the block in them, group.
     """
-    vectors, packed, first, group = block
     with T.serial(*tiles) as tile:
         named("tile", tile)
         row = tile * schedule.rows
         if total % schedule.rows:
             row = T.min(row, total - schedule.rows)
         row = bind("row", row)
-        bases = [bind(f"base_{i}", left.base(row + i, group)) for i in range(schedule.rows)]
-        acc = emit_tile(arithmetic, left, bases, vectors, packed, first)
+        bases = [bind(f"base_{i}", left.base(row + i, block.group)) for i in range(schedule.rows)]
+        acc = emit_tile(arithmetic, left, bases, block)
         for i in range(schedule.rows):
-            for j in range(vectors):
+            for j in range(block.vectors):
                 finish(load(acc[i][j], 0, arithmetic.lanes), row + i, j)
 
 
@@ -173,7 +186,7 @@ class Tasks:
                 column = group * self.product.columns + (inner * columns.vectors + j) * lanes
                 finish(acc, row, column, last if j == vectors - 1 else lanes)
             emit_rows(arithmetic, left, self.schedule, tiles, self.product.rows,
-                      (vectors, packed, bind("first", first), group), finish_vector)
+                      Block(vectors, packed, bind("first", first), group), finish_vector)
 
         by_kind(columns, inner, lanes, body)
 

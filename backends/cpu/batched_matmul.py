@@ -1,0 +1,197 @@
+"""Products of two tensors: the right side is packed at run time, one column block at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from ...errors import VerificationError
+from ...ir import shape_of
+from ...precision import Precision, QParams
+from ..target import Capabilities
+from .epilogue import Epilogue, Position, row_index
+from .isa import Arithmetic, arithmetic, bind, load, named, store
+from .kernel import Kernel, KernelRequest, Parameters
+from .microkernel import Block, Tasks, by_kind, emit_rows
+from .rows import MatrixRows
+from .runtime_packing import Matrix, Panel, emit_pack
+from .signature import build_kernel, input_index
+from .tiling import Product, choose
+from .vector_math import Vector, splat
+from .vector_memory import Index, flat_view
+from .vector_memory import load as load_valid
+
+
+@dataclass(frozen=True)
+class BatchedShape:
+    """Left [batch_left…, rows, depth] · right [batch_right…, depth, columns], broadcast to ``batch``."""
+
+    batch: tuple[int, ...]
+    batch_left: tuple[int, ...]
+    batch_right: tuple[int, ...]
+    rows: int
+    depth: int
+    columns: int
+
+    @classmethod
+    def of(cls, left: tuple[int, ...], right: tuple[int, ...], layer: str) -> BatchedShape:
+        """The shape of a product; leading dimensions that the right side lacks become rows."""
+        if len(left) < 2 or len(right) < 2:
+            raise VerificationError("a product of two tensors needs matrices", layer=layer, found=(left, right))
+        if prod(right[:-2]) == 1:
+            return cls((1,), (1,), (1,), prod(left[:-1]), left[-1], right[-1])
+        rank = max(len(left), len(right)) - 2
+        batches = [(1,) * (rank + 2 - len(s)) + s[:-2] for s in (left, right)]
+        batch = tuple(max(a, b) for a, b in zip(*batches, strict=True))
+        return cls(batch, batches[0], batches[1], left[-2], left[-1], right[-1])
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """INT8: the zero points of the left side and of the right side after its shift by 128, and the common scale."""
+
+    left: int
+    right: int
+    scale: float
+
+    @classmethod
+    def of(cls, left: QParams, right: QParams) -> _Zeros:
+        return cls(left.zero_point, right.zero_point - 128, left.scale * right.scale)
+
+
+@dataclass(frozen=True)
+class BatchedProduct:
+    """Emits a batched product's loops: a unit of work is a part of the rows and columns of one batch item."""
+
+    shape: BatchedShape
+    unit: Arithmetic
+    tasks: Tasks
+    zeros: _Zeros | None
+    epilogue: Epilogue
+
+    def emit(self, left: tirx.Buffer, right: tirx.Buffer, threads: int) -> None:
+        """Emit the parallel loop over units."""
+        schedule = self.tasks.schedule
+        units = prod(self.shape.batch) * schedule.row_tasks * schedule.column_tasks
+        count = min(threads, units)
+        with T.parallel(count) as task:
+            named("task", task)
+            with T.serial(task * units // count, (task + 1) * units // count) as unit:
+                named("unit", unit)
+                column_part = unit % schedule.column_tasks
+                row_part = bind("row_part", unit // schedule.column_tasks % schedule.row_tasks)
+                item = bind("item", unit // (schedule.column_tasks * schedule.row_tasks))
+                self._emit_unit(left, right, item, row_part, column_part)
+
+    def _emit_unit(self, left: tirx.Buffer, right: tirx.Buffer, item: Index, row_part: Index,
+                   column_part: Index) -> None:
+        shape, unit, schedule = self.shape, self.unit, self.tasks.schedule
+        origins = [bind(name, row_index(batch, shape.batch, item) * size)
+                   for name, batch, size in (("left_origin", shape.batch_left, shape.rows * shape.depth),
+                                             ("right_origin", shape.batch_right, shape.depth * shape.columns))]
+        rows = MatrixRows(shape.rows, shape.depth, origins[0])
+        begin, end = (bind(n, (row_part + i) * self.tasks.tiles // schedule.row_tasks)
+                      for i, n in enumerate(("begin", "end")))
+        first_row = bind("first_row", T.min(begin * schedule.rows, shape.rows - schedule.rows))
+        opened = rows.open(self.tasks, unit, left, 0)(row_part, first_row)
+        row_terms = self._emit_row_terms(left, origins[0], first_row)
+        matrix = Matrix(right, origins[1], shape.columns, shape.depth, shape.columns)
+        columns = schedule.columns
+        widest = max(columns.vectors if columns.full else 0, columns.tail)
+        packed = named("packed", T.alloc_buffer((self.tasks.product.steps * widest * unit.panel,), unit.weight))
+        starts = named("starts", T.alloc_buffer((widest * unit.lanes,), "int32")) if self.zeros else None
+
+        stop = (column_part + 1) * columns.blocks // schedule.column_tasks
+        with T.serial(column_part * columns.blocks // schedule.column_tasks, stop) as block:
+            named("block", block)
+            column = bind("column", block * (columns.vectors * unit.lanes))
+
+            def body(vectors: int, last: int) -> None:
+                initial = (starts, 0) if starts is not None else None
+                emit_pack(unit, matrix, column, Panel(packed, 0, vectors, last), initial)
+                if starts is not None:
+                    self._emit_starts(starts, vectors)
+
+                def finish(acc: Vector, row: Index, j: int) -> None:
+                    valid = last if j == vectors - 1 else unit.lanes
+                    value = self._value(acc, row_terms, row - first_row)
+                    self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), valid)
+
+                emit_rows(unit, opened, schedule, (begin, end), shape.rows,
+                          Block(vectors, packed, 0, initial=initial), finish)
+
+            by_kind(columns, block, unit.lanes, body)
+
+    def _emit_starts(self, starts: tirx.Buffer, vectors: int) -> None:
+        """Turn the sums of the packed columns into what the accumulators start with."""
+        assert self.zeros is not None
+        lanes = self.unit.lanes
+        constant = splat(self.shape.depth * self.zeros.left * self.zeros.right, lanes, "int32")
+        for j in range(vectors):
+            total = load(starts, j * lanes, lanes)
+            store(starts, j * lanes, constant - total * splat(self.zeros.left, lanes, "int32"), lanes)
+
+    def _emit_row_terms(self, left: tirx.Buffer, origin: Index, first_row: Index) -> tirx.Buffer | None:
+        """INT8: ``-zero point of the right side · sum of the row`` for every row of the part."""
+        if self.zeros is None or self.zeros.right == 0:
+            return None
+        shape, unit = self.shape, self.unit
+        ranges = [self.tasks.row_range(p) for p in range(self.tasks.parts)]
+        height = max(last - first for first, last in ranges)
+        terms = named("row_terms", T.alloc_buffer((height,), "int32"))
+        full, rest = divmod(shape.depth, unit.panel)
+        with T.serial(T.min(height, shape.rows - first_row)) as row:
+            named("row", row)
+            total = named("total", T.alloc_buffer((unit.lanes,), "int32"))
+            store(total, 0, splat(0, unit.lanes, "int32"), unit.lanes)
+            at = bind("at", origin + (first_row + row) * shape.depth)
+
+            def add(begin: Index, valid: int) -> None:
+                elements = load_valid(left, begin, unit.panel, valid)
+                ones = splat(tirx.const(1, "int8"), unit.panel)
+                store(total, 0, unit.multiply_add(load(total, 0, unit.lanes), elements, ones), unit.lanes)
+
+            if full:
+                with T.serial(full) as k:
+                    add(at + named("k", k) * unit.panel, unit.panel)
+            if rest:
+                add(at + full * unit.panel, rest)
+            summed = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", load(total, 0, unit.lanes))
+            T.buffer_store(terms, summed * tirx.const(-self.zeros.right, "int32"), [row])
+        return terms
+
+    def _value(self, acc: Vector, row_terms: tirx.Buffer | None, row: Index) -> Vector:
+        """An accumulator as float32."""
+        if self.zeros is None:
+            return acc
+        if row_terms is not None:
+            acc = acc + splat(row_terms[row], self.unit.lanes, "int32")
+        return T.Cast(f"float32x{self.unit.lanes}", acc) * splat(self.zeros.scale, self.unit.lanes)
+
+
+def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a batched_matmul group: [..., M, K] · [..., K, N], batches broadcast, with its epilogue."""
+    call = request.group.anchor.value
+    shape = BatchedShape.of(shape_of(call.args[0]), shape_of(call.args[1]), request.group.name)
+    unit = arithmetic(request.precision, capabilities)
+    items = prod(shape.batch)
+    split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
+    product = Product(shape.rows, shape.columns, -(-shape.depth // unit.depth))
+    tasks = Tasks(product, choose(product, unit, capabilities, split))
+    sides = [input_index(request, call.args[i]) for i in (0, 1)]
+    zeros = None
+    if request.precision is Precision.INT8:
+        qparams = [request.inputs[i].qparams for i in sides]
+        assert qparams[0] is not None and qparams[1] is not None, "lowering gives INT8 groups u8 data"
+        zeros = _Zeros.of(qparams[0], qparams[1])
+    epilogue = Epilogue(request, capabilities, request.group.anchor)
+    emitter = BatchedProduct(shape, unit, tasks, zeros, epilogue)
+
+    def emit(parameters: Parameters) -> None:
+        left, right = (named(n, flat_view(parameters.inputs[i])) for n, i in zip(("left", "right"), sides, strict=True))
+        emitter.emit(left, right, threads)
+
+    return build_kernel(request, unit, epilogue, (), items * shape.rows * shape.depth * shape.columns, emit)

@@ -1,0 +1,158 @@
+"""Packing at run time: the right sides of products of two tensors, laid out as the micro-kernel reads them.
+
+The layout is that of ``packing.pack_weights`` for one column block: [step][vector][lane][depth].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from ...precision import Precision
+from .isa import Arithmetic, bind, named, store
+from .isa import load as load_all
+from .vector_math import Vector, splat, vector_type
+from .vector_memory import Index, load
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A column block in the making.
+
+    packed, first : where it goes; vectors : its width; last : valid lanes of its last vector.
+    """
+
+    packed: tirx.Buffer
+    first: Index
+    vectors: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in a flat buffer: rows of ``columns`` elements, ``pitch`` apart, from ``origin`` on."""
+
+    source: tirx.Buffer
+    origin: Index
+    pitch: int
+    rows: int
+    columns: int
+
+
+def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
+              sums: tuple[tirx.Buffer, Index] | None = None) -> None:
+    """Pack the columns of ``right`` from ``column`` on; the reduction runs along its rows.
+
+    In INT8 the u8 elements become s8 by subtracting 128, and ``sums`` (buffer, offset) gets the sums of the packed
+    columns. Rows beyond the end count as zero after packing.
+    """
+    full, rest = divmod(right.rows, unit.depth)
+    width = panel.vectors * unit.panel
+    totals = []
+    if sums is not None:
+        totals = [named(f"sum_{j}", T.alloc_buffer((unit.lanes,), "int32")) for j in range(panel.vectors)]
+        for buffer in totals:
+            store(buffer, 0, splat(0, unit.lanes, "int32"), unit.lanes)
+
+    def step(k: Index, present: int) -> None:
+        for j in range(panel.vectors):
+            valid = panel.last if j == panel.vectors - 1 else unit.lanes
+            begin = right.origin + k * (unit.depth * right.pitch) + column + j * unit.lanes
+            rows = [load(right.source, begin + d * right.pitch, unit.lanes, valid) for d in range(present)]
+            vector = bind("packed_vector", _interleaved(unit, rows))
+            store(panel.packed, panel.first + k * width + j * unit.panel, vector, unit.panel)
+            if sums is not None:
+                ones = splat(tirx.const(1, "uint8"), unit.panel)
+                total = unit.multiply_add(load_all(totals[j], 0, unit.lanes), ones, vector)
+                store(totals[j], 0, total, unit.lanes)
+
+    if full:
+        with T.serial(full) as k:
+            step(named("k", k), unit.depth)
+    if rest:
+        step(full, rest)
+    for j, buffer in enumerate(totals):
+        store(sums[0], sums[1] + j * unit.lanes, load_all(buffer, 0, unit.lanes), unit.lanes)  # type: ignore[index]
+
+
+def _interleaved(unit: Arithmetic, rows: list[Vector]) -> Vector:
+    """One packed vector from up to ``depth`` rows of ``lanes`` elements."""
+    if unit.precision is Precision.FP32:
+        return rows[0]
+    if unit.precision is Precision.INT8:
+        shift = splat(tirx.const(0x80, "uint8"), unit.lanes)
+        rows = [T.bitwise_xor(row, shift) for row in rows]
+    zero = splat(tirx.const(0, unit.operand), unit.lanes)
+    rows = rows + [zero] * (unit.depth - len(rows))
+    order = [d * unit.lanes + lane for lane in range(unit.lanes) for d in range(unit.depth)]
+    mixed = T.Shuffle(rows, order)
+    return T.reinterpret(vector_type(unit.weight, unit.panel), mixed) if unit.weight != unit.operand else mixed
+
+
+def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: Panel) -> None:
+    """Pack rows of ``right`` as columns, from row ``column`` on; the reduction runs along its columns (not INT8).
+
+    Squares of ``lanes × lanes`` 32-bit words are transposed in registers.
+    """
+    steps = -(-right.columns // unit.depth)
+    with T.serial(panel.vectors) as vector:
+        named("vector", vector)
+        if panel.last == unit.lanes:
+            _emit_squares(unit, right, column, panel, vector, unit.lanes, steps)
+        elif panel.vectors == 1:
+            _emit_squares(unit, right, column, panel, vector, panel.last, steps)
+        else:
+            with T.If(vector < panel.vectors - 1):
+                with T.Then():
+                    _emit_squares(unit, right, column, panel, vector, unit.lanes, steps)
+                with T.Else():
+                    _emit_squares(unit, right, column, panel, vector, panel.last, steps)
+
+
+def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, vector: Index, present: int,
+                  steps: int) -> None:
+    """The squares of one vector of columns, of which ``present`` exist."""
+    full, rest = divmod(steps, unit.lanes)
+    row = column + vector * unit.lanes
+
+    def square(begin: Index, count: int) -> None:
+        elements = min(unit.panel, right.columns - begin * unit.depth) if isinstance(begin, int) else unit.panel
+        rows = []
+        for i in range(present):
+            at = right.origin + (row + i) * right.pitch + begin * unit.depth
+            rows.append(bind(f"row_{i}", _words(unit, load(right.source, at, unit.panel, elements))))
+        zero = splat(tirx.const(0, "int32"), unit.lanes)
+        columns = transposed(rows + [zero] * (unit.lanes - present))
+        for s in range(count):
+            at = panel.first + ((begin + s) * panel.vectors + vector) * unit.panel
+            store(panel.packed, at, T.reinterpret(vector_type(unit.weight, unit.panel), columns[s]), unit.panel)
+
+    whole = full if right.columns >= full * unit.panel else full - 1
+    if whole:
+        with T.serial(whole) as s:
+            square(named("square", s) * unit.lanes, unit.lanes)
+    if whole < full:
+        square(whole * unit.lanes, unit.lanes)
+    if rest:
+        square(full * unit.lanes, rest)
+
+
+def _words(unit: Arithmetic, elements: Vector) -> Vector:
+    return T.reinterpret(f"int32x{unit.lanes}", elements)
+
+
+def transposed(rows: list[Vector]) -> list[Vector]:
+    """The transpose of a square of vectors, by exchanging blocks of halving size between pairs of vectors."""
+    lanes = len(rows)
+    rows, half = list(rows), lanes // 2
+    while half:
+        low = [lane if not lane & half else lanes + (lane ^ half) for lane in range(lanes)]
+        high = [lanes + lane if lane & half else lane ^ half for lane in range(lanes)]
+        for i in range(lanes):
+            if not i & half:
+                pair = [rows[i], rows[i + half]]
+                rows[i], rows[i + half] = (bind("block", T.Shuffle(pair, order)) for order in (low, high))
+        half //= 2
+    return rows
