@@ -30,9 +30,24 @@ if TYPE_CHECKING:
 load = Program.load
 
 __all__ = [
-    "AccuracyBudget", "BudgetError", "CompileError", "DataError", "Decision", "ImportModelError", "PlanError", "Precision",
-    "PrecisionPlan", "Program", "ProgramError", "QParams", "Storage", "TargetError", "UnsupportedOperatorError",
-    "VerificationError", "compile", "load",
+    "AccuracyBudget",
+    "BudgetError",
+    "CompileError",
+    "DataError",
+    "Decision",
+    "ImportModelError",
+    "PlanError",
+    "Precision",
+    "PrecisionPlan",
+    "Program",
+    "ProgramError",
+    "QParams",
+    "Storage",
+    "TargetError",
+    "UnsupportedOperatorError",
+    "VerificationError",
+    "compile",
+    "load",
 ]
 
 
@@ -40,5 +55,6 @@ def __getattr__(name: str) -> Any:
     """``compile`` is imported when it is first used: it needs PyTorch, running a program does not."""
     if name == "compile":
         from .compiler import compile
+
         return compile
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

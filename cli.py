@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from . import AccuracyBudget, BudgetError, CompileError, DataError, ImportModelError, PrecisionPlan, Program, load
+from . import AccuracyBudget, BudgetError, CompileError, DataError, ImportModelError, PrecisionPlan, load
 from . import compile as compile_model
 from . import progress as progress_module
 
@@ -56,11 +56,16 @@ def main() -> None:
 @cli.command("compile")
 @click.argument("model")
 @click.option("--target", default="cpu", show_default=True, help="cpu, or cpu:<LLVM CPU name>")
-@click.option("--data", "data_name", help="labelled samples: .npz or .safetensors with the inputs' names and 'labels', "
-              "or package.module:function")
+@click.option(
+    "--data",
+    "data_name",
+    help="labelled samples: .npz or .safetensors with the inputs' names and 'labels', or package.module:function",
+)
 @click.option("--calibration", help="calibration samples kept apart from --data, in the same forms")
 @click.option("--metric", default=None, help="top1, top5, cross_entropy, frame_accuracy, cosine, agreement …")
-@click.option("--max-drop", type=float, help="accuracy budget in the metric's units; without it the program is exact FP32")
+@click.option(
+    "--max-drop", type=float, help="accuracy budget in the metric's units; without it the program is exact FP32"
+)
 @click.option("--relative", is_flag=True, help="the budget is a share of the FP32 metric")
 @click.option("--confidence", type=float, default=0.95, show_default=True)
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "int8"]), help="force one precision")
@@ -69,8 +74,19 @@ def main() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="where the program is saved")
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON, no bars")
 def compile_command(
-    model: str, target: str, data_name: str | None, calibration: str | None, metric: str | None, max_drop: float | None,
-    relative: bool, confidence: float, precision: str | None, threads: int | None, seed: int, output: Path, as_json: bool,
+    model: str,
+    target: str,
+    data_name: str | None,
+    calibration: str | None,
+    metric: str | None,
+    max_drop: float | None,
+    relative: bool,
+    confidence: float,
+    precision: str | None,
+    threads: int | None,
+    seed: int,
+    output: Path,
+    as_json: bool,
 ) -> None:
     """Compile MODEL: an .onnx file, or package.module:function that returns a torch.nn.Module."""
     network = _read_model(model)
@@ -78,17 +94,42 @@ def compile_command(
     budget = None
     if max_drop is not None:
         if data is None or metric is None:
-            raise DataError("a budget is judged on data with a metric",
-                            found=f"--data {data_name}, --metric {metric}", hint="pass --data and --metric")
-        budget = AccuracyBudget(max_drop=max_drop, data=data, metric=metric, confidence=confidence, relative=relative,
-                                calibration=_read_data(calibration) if calibration else None)
+            raise DataError(
+                "a budget is judged on data with a metric",
+                found=f"--data {data_name}, --metric {metric}",
+                hint="pass --data and --metric",
+            )
+        budget = AccuracyBudget(
+            max_drop=max_drop,
+            data=data,
+            metric=metric,
+            confidence=confidence,
+            relative=relative,
+            calibration=_read_data(calibration) if calibration else None,
+        )
     with progress_module.Bars() if not as_json and progress_module.wanted() else nullcontext() as bars:
-        program = compile_model(network, target, budget, data=data if budget is None else None, precision=precision,
-                                metric=None, num_threads=threads, seed=seed, progress=bars or progress_module.silent)
+        program = compile_model(
+            network,
+            target,
+            budget,
+            data=data if budget is None else None,
+            precision=precision,
+            metric=None,
+            num_threads=threads,
+            seed=seed,
+            progress=bars or progress_module.silent,
+        )
     program.save(output)
     if as_json:
-        click.echo(json.dumps({"output": str(output), "report": json.loads(program.report.to_json()),
-                               "plan": json.loads(program.plan.to_json())}))
+        click.echo(
+            json.dumps(
+                {
+                    "output": str(output),
+                    "report": json.loads(program.report.to_json()),
+                    "plan": json.loads(program.plan.to_json()),
+                }
+            )
+        )
         return
     console.print(plan_table(program.plan))
     console.print(str(program.report), highlight=False)
@@ -113,9 +154,16 @@ def inspect(file: Path, stage: str | None, form: str, source: str | None, layer:
         console.print("stages: " + ", ".join(s.name for s in program.stages), highlight=False)
         return
     if stage is None and form == "json":
-        click.echo(json.dumps({"plan": json.loads(program.plan.to_json()), "stages": [s.name for s in program.stages],
-                               "report": json.loads(program.report.to_json()),
-                               "inputs": [asdict(s) for s in program.inputs]}))
+        click.echo(
+            json.dumps(
+                {
+                    "plan": json.loads(program.plan.to_json()),
+                    "stages": [s.name for s in program.stages],
+                    "report": json.loads(program.report.to_json()),
+                    "inputs": [asdict(s) for s in program.inputs],
+                }
+            )
+        )
         return
     shown = program.stages[-1] if stage is None else next((s for s in program.stages if s.name == stage), None)
     if shown is None:
@@ -134,8 +182,10 @@ def bench(file: Path, runs: int, as_json: bool) -> None:
         click.echo(json.dumps(asdict(timing)))
         return
     peak = "" if timing.peak_share is None else f", {timing.peak_share:.0%} of the machine's peak"
-    click.echo(f"median {timing.median_ms:.3f} ms, p95 {timing.p95_ms:.3f} ms, {timing.throughput:.1f} calls/s, "
-               f"{timing.threads} threads, {timing.runs} runs{peak}")
+    click.echo(
+        f"median {timing.median_ms:.3f} ms, p95 {timing.p95_ms:.3f} ms, {timing.throughput:.1f} calls/s, "
+        f"{timing.threads} threads, {timing.runs} runs{peak}"
+    )
 
 
 @cli.command()
@@ -145,6 +195,7 @@ def bench(file: Path, runs: int, as_json: bool) -> None:
 def demo(output: Path, max_drop: float, as_json: bool) -> None:
     """Compile the shipped Fashion-MNIST network under a budget and show every step."""
     from .demo import run_demo
+
     run_demo(output, max_drop, as_json, console)
 
 
@@ -174,13 +225,16 @@ def _read_data(name: str) -> Any:
         return _read_arrays(path)
     if ":" in name:
         return _call_by_name(name, DataError)
-    raise DataError(f"{name} is not a data set", expected="a path ending in .npz or .safetensors, or package.module:function")
+    raise DataError(
+        f"{name} is not a data set", expected="a path ending in .npz or .safetensors, or package.module:function"
+    )
 
 
 def _read_arrays(path: Path) -> Any:
     import numpy as np
     import safetensors
     import safetensors.numpy
+
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
@@ -191,8 +245,11 @@ def _read_arrays(path: Path) -> Any:
         raise DataError(f"the data {path} cannot be read", found=str(error)) from error
     labels = arrays.pop("labels", None)
     if not arrays:
-        raise DataError(f"{path} holds no inputs", found="labels alone" if labels is not None else "no arrays",
-                        expected="an array per input, and 'labels'")
+        raise DataError(
+            f"{path} holds no inputs",
+            found="labels alone" if labels is not None else "no arrays",
+            expected="an array per input, and 'labels'",
+        )
     inputs: Any = next(iter(arrays.values())) if len(arrays) == 1 else arrays
     return inputs if labels is None else (inputs, labels)
 

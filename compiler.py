@@ -40,10 +40,20 @@ from .stages import Stage, stage_of
 
 
 def compile(
-    model: Any, target: str = "cpu", accuracy_budget: AccuracyBudget | float | None = None, *, data: Any = None,
-    metric: Any = None, precision: str | Precision | None = None, example_inputs: Any = None, per_channel: bool = True,
-    calibrator: Calibrator = calibrators.DEFAULT, num_threads: int | None = None, seed: int = 0,
-    progress: Listener = silent, cost_cache: str | Path | None = None,
+    model: Any,
+    target: str = "cpu",
+    accuracy_budget: AccuracyBudget | float | None = None,
+    *,
+    data: Any = None,
+    metric: Any = None,
+    precision: str | Precision | None = None,
+    example_inputs: Any = None,
+    per_channel: bool = True,
+    calibrator: Calibrator = calibrators.DEFAULT,
+    num_threads: int | None = None,
+    seed: int = 0,
+    progress: Listener = silent,
+    cost_cache: str | Path | None = None,
 ) -> Program:
     """Compile a trained network to a program for ``target`` that is verified to keep ``accuracy_budget``.
 
@@ -51,11 +61,13 @@ def compile(
     ----------
     model : ``nn.Module``, ``torch.export.ExportedProgram``, ``onnx.ModelProto`` or the path of an .onnx file.
     target : ``"cpu"`` (this machine) or ``"cpu:<LLVM CPU name>"``.
-    accuracy_budget : how much may be lost on which data; a plain number is a ``max_drop`` on ``data`` by ``metric``. None: exact
-        FP32, or with ``precision`` that precision wherever the target has it, the drop reported and not judged.
+    accuracy_budget : how much may be lost on which data; a plain number is a ``max_drop`` on ``data`` by ``metric``.
+        None: exact FP32, or with ``precision`` that precision wherever the target has it, the drop reported and not
+        judged.
     data : samples, where no ``AccuracyBudget`` brings them; calibration for a forced precision.
     metric : for a plain number, or to report the drop of a forced precision.
-    precision : force one precision wherever target and operator have it; where they lack INT8, BF16 takes its place, then FP32.
+    precision : force one precision wherever target and operator have it; where they lack INT8, BF16 takes its place,
+        then FP32.
     example_inputs : what fixes the shapes; by default the first sample of the data, batch 1.
     per_channel : whether INT8 weights have a scale per output channel.
     calibrator : how ranges become quantization parameters.
@@ -74,7 +86,9 @@ def compile(
     job = _Job(Target.parse(target, num_threads), forced, per_channel, calibrator, seed, progress, cost_cache)
     budget = _budget(accuracy_budget, data, metric)
     if forced is not None and forced not in job.target.precisions():
-        raise TargetError(f"the target has no {forced}", found=target, expected=", ".join(map(str, job.target.precisions())))
+        raise TargetError(
+            f"the target has no {forced}", found=target, expected=", ".join(map(str, job.target.precisions()))
+        )
     if budget is not None:
         budget = replace(budget, data=reusable(budget.data), calibration=reusable(budget.calibration))
     else:
@@ -143,9 +157,15 @@ class _Job:
 
     def exact_plan(self) -> PrecisionPlan:
         """FP32 everywhere."""
-        problem = build_problem(self.network, nominal_costs(self.network, self.target, {}), {}, {}, None,
-                                {g.name: Precision.FP32 for g in self.network.groups})
-        storages = {t: ("float32",) for t in self.network.shapes}
+        problem = build_problem(
+            self.network,
+            nominal_costs(self.network, self.target, {}),
+            {},
+            {},
+            None,
+            {g.name: Precision.FP32 for g in self.network.groups},
+        )
+        storages = dict.fromkeys(self.network.shapes, ("float32",))
         plan = build_plan(solve(replace(problem, storages=storages)), {})
         reason = "exact FP32: no budget was given" if self.forced is None else "FP32 was asked for"
         return self.finish_plan(replace(plan, decisions=tuple(replace(d, reason=reason) for d in plan.decisions)))
@@ -161,7 +181,9 @@ class _Job:
         measured = None
         if metric is not None:
             with self.phase("verify"):
-                reference = run_samples(self.emit(self.exact_plan()).executable, parts.verification, self.progress, "FP32")
+                reference = run_samples(
+                    self.emit(self.exact_plan()).executable, parts.verification, self.progress, "FP32"
+                )
                 outputs = run_samples(built.executable, parts.verification, self.progress, "verify")
                 measured = measure(metric, reference, outputs, parts.verification.labels, seed=self.seed)
         return self.program(built, self.report(plan, measured, rounds=1))
@@ -180,12 +202,22 @@ class _Job:
         plan = found.plan
         if not kept:
             raise BudgetError(
-                "no program inside the budget was found", plan=plan, measured_drop=measured.drop,
-                found=f"a drop of {measured.drop:.5g} (at most {measured.upper:.5g} with confidence {measured.confidence:g})",
+                "no program inside the budget was found",
+                plan=plan,
+                measured_drop=measured.drop,
+                found=f"a drop of {measured.drop:.5g}, at most {measured.upper:.5g} by confidence {measured.confidence}",
                 expected=f"at most {budget.max_drop:g} in {measured.metric}",
-                hint="raise max_drop, pass more data, or leave more precisions open; the error carries the plan")
-        report = self.report(plan, measured, budget=budget, rounds=search.rounds, reference=reference,
-                             candidate=found, notes=(*samples.notes, *search.notes))
+                hint="raise max_drop, pass more data, or leave more precisions open; the error carries the plan",
+            )
+        report = self.report(
+            plan,
+            measured,
+            budget=budget,
+            rounds=search.rounds,
+            reference=reference,
+            candidate=found,
+            notes=(*samples.notes, *search.notes),
+        )
         return self.program(self.built[plan.key], report)
 
     # Their steps ---------------------------------------------------------------------------------------------------
@@ -198,26 +230,49 @@ class _Job:
             self.progress("calibrate values", done, len(samples))
         return calibrators.calibrate(self.network.groups, self.statistics, self.calibrator)
 
-    def search(self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built) -> PlanSearch:
+    def search(
+        self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built
+    ) -> PlanSearch:
         """Everything that the search needs: noise, costs, the problem."""
         with self.phase("sensitivity"):
             noise = estimate_sensitivities(
-                self.evaluator, [s.inputs for s in parts.calibration], qparams,
-                output_scales(self.evaluator, self.statistics), per_channel=self.per_channel, seed=self.seed,
-                progress=lambda done, total: self.progress("sensitivity of layers", done, total))
+                self.evaluator,
+                [s.inputs for s in parts.calibration],
+                qparams,
+                output_scales(self.evaluator, self.statistics),
+                per_channel=self.per_channel,
+                seed=self.seed,
+                progress=lambda done, total: self.progress("sensitivity of layers", done, total),
+            )
         if self.forced is None:
             with self.phase("costs"):
                 table = CostTable(self.cost_cache)
                 costs = measure_costs(
-                    self.network, self.target, qparams, self.kernel,
-                    lambda kernels: table.measure(kernels, self.target, lambda d, t: self.progress("measure kernels", d, t)),
-                    per_channel=self.per_channel)
+                    self.network,
+                    self.target,
+                    qparams,
+                    self.kernel,
+                    lambda kernels: table.measure(
+                        kernels, self.target, lambda d, t: self.progress("measure kernels", d, t)
+                    ),
+                    per_channel=self.per_channel,
+                )
         else:
             costs = nominal_costs(self.network, self.target, qparams)
         forced = {} if self.forced is None else self.forced_precisions(qparams)
         problem = build_problem(self.network, costs, qparams, self.macs(reference), noise, forced)
-        return PlanSearch(problem, qparams, self.finish_plan, lambda plan: self.emit(plan).executable, reference.executable,
-                          budget, parts.selection, parts.verification, self.seed, self.progress)
+        return PlanSearch(
+            problem,
+            qparams,
+            self.finish_plan,
+            lambda plan: self.emit(plan).executable,
+            reference.executable,
+            budget,
+            parts.selection,
+            parts.verification,
+            self.seed,
+            self.progress,
+        )
 
     def forced_precisions(self, qparams: Mapping[str, QParams]) -> dict[str, Precision]:
         """The precision of every group when one is forced: it, or the widest narrow one that the group has."""
@@ -230,8 +285,14 @@ class _Job:
 
     def forced_plan(self, qparams: Mapping[str, QParams]) -> PrecisionPlan:
         """The plan of a forced precision, storages chosen by bytes."""
-        problem = build_problem(self.network, nominal_costs(self.network, self.target, qparams), qparams, {}, None,
-                                self.forced_precisions(qparams))
+        problem = build_problem(
+            self.network,
+            nominal_costs(self.network, self.target, qparams),
+            qparams,
+            {},
+            None,
+            self.forced_precisions(qparams),
+        )
         return self.finish_plan(build_plan(solve(problem), qparams))
 
     def finish_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
@@ -256,9 +317,13 @@ class _Job:
         """The plan's program, compiled and loaded; a plan seen before is not compiled again."""
         if plan.key not in self.built:
             with self.phase("emit"):
-                lowered = lower(self.network.mod, plan, self.target.capabilities, self.target.threads, emit_group=self.kernel)
+                lowered = lower(
+                    self.network.mod, plan, self.target.capabilities, self.target.threads, emit_group=self.kernel
+                )
                 library = build_library(lowered.mod, self.target.tvm_target())
-                self.built[plan.key] = _Built(plan, lowered, library, Executable(library, lowered.constants, self.target.threads))
+                self.built[plan.key] = _Built(
+                    plan, lowered, library, Executable(library, lowered.constants, self.target.threads)
+                )
         return self.built[plan.key]
 
     @staticmethod
@@ -268,17 +333,39 @@ class _Job:
 
     # What comes out ------------------------------------------------------------------------------------------------
 
-    def report(self, plan: PrecisionPlan | None = None, measured: Measurement | None = None, *,
-               budget: AccuracyBudget | None = None, rounds: int = 0, reference: _Built | None = None,
-               candidate: Candidate | None = None, notes: tuple[str, ...] = ()) -> Report:
+    def report(
+        self,
+        plan: PrecisionPlan | None = None,
+        measured: Measurement | None = None,
+        *,
+        budget: AccuracyBudget | None = None,
+        rounds: int = 0,
+        reference: _Built | None = None,
+        candidate: Candidate | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Report:
         """The report; ``program`` adds what the finished program tells."""
-        report = Report(target=str(self.target), threads=self.target.threads, rounds=rounds, notes=notes,
-                        predicted_us=candidate.assignment.cost_us if candidate and self.forced is None else None)
+        report = Report(
+            target=str(self.target),
+            threads=self.target.threads,
+            rounds=rounds,
+            notes=notes,
+            predicted_us=candidate.assignment.cost_us if candidate and self.forced is None else None,
+        )
         if measured is not None:
             report = replace(
-                report, metric=measured.metric, baseline=measured.baseline, compiled=measured.compiled, drop=measured.drop,
-                lower=measured.interval[0], upper=measured.upper, confidence=measured.confidence, relative=measured.relative,
-                samples=measured.samples, max_drop=budget.max_drop if budget else None)
+                report,
+                metric=measured.metric,
+                baseline=measured.baseline,
+                compiled=measured.compiled,
+                drop=measured.drop,
+                lower=measured.interval[0],
+                upper=measured.upper,
+                confidence=measured.confidence,
+                relative=measured.relative,
+                samples=measured.samples,
+                max_drop=budget.max_drop if budget else None,
+            )
         return report
 
     def program(self, built: _Built, report: Report) -> Program:
@@ -287,16 +374,30 @@ class _Job:
         plan = replace(built.plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in built.plan.decisions))
         share = shares(plan)
         report = replace(
-            report, weight_bytes=weight_bytes(built.lowered.constants), casts=built.lowered.casts,
-            int8_share=share.get("int8", 0.0), bf16_share=share.get("bf16", 0.0), seconds=dict(self.seconds))
+            report,
+            weight_bytes=weight_bytes(built.lowered.constants),
+            casts=built.lowered.casts,
+            int8_share=share.get("int8", 0.0),
+            bf16_share=share.get("bf16", 0.0),
+            seconds=dict(self.seconds),
+        )
         main = self.network.mod["main"]
-        outputs = [TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
-                   for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)]
+        outputs = [
+            TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
+            for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)
+        ]
         program = Program(
-            library=built.library, lowered=built.lowered.mod, functions=built.lowered.functions,
-            constants=built.lowered.constants, plan=plan, report=report, target=self.target, outputs=outputs,
+            library=built.library,
+            lowered=built.lowered.mod,
+            functions=built.lowered.functions,
+            constants=built.lowered.constants,
+            plan=plan,
+            report=report,
+            target=self.target,
+            outputs=outputs,
             inputs=[TensorSpec(s.name, tuple(s.shape), s.dtype) for s in self.imported.inputs],
-            stages=[*self.stages, stage_of("lower", built.lowered.mod)])
+            stages=[*self.stages, stage_of("lower", built.lowered.mod)],
+        )
         return program
 
 
@@ -318,7 +419,10 @@ def _budget(budget: AccuracyBudget | float | None, data: Any, metric: Any) -> Ac
         return None
     if isinstance(budget, AccuracyBudget):
         if data is not None or metric is not None:
-            raise DataError("data and metric are given twice", found="an AccuracyBudget and data= or metric=",
-                            hint="put them into the AccuracyBudget")
+            raise DataError(
+                "data and metric are given twice",
+                found="an AccuracyBudget and data= or metric=",
+                hint="put them into the AccuracyBudget",
+            )
         return budget
     return AccuracyBudget(max_drop=budget, data=data, metric=metric)

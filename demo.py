@@ -27,22 +27,27 @@ from .timing import interleave
 def run_demo(output: Path, max_drop: float, as_json: bool, console: Console) -> None:
     """Compile, report, compare and save; prints tables, or one JSON object."""
     network = fashion_mnist.load()
-    budget = AccuracyBudget(max_drop=max_drop, data=fashion_mnist.test_data(), metric="top1",
-                            calibration=fashion_mnist.calibration_data())
+    budget = AccuracyBudget(
+        max_drop=max_drop, data=fashion_mnist.test_data(), metric="top1", calibration=fashion_mnist.calibration_data()
+    )
     with progress_module.Bars() if not as_json and progress_module.wanted() else nullcontext() as bars:
         program = compile_model(network, "cpu", budget, progress=bars or progress_module.silent)
     program.save(output)
     latency = _latencies(program, network)
     if as_json:
-        print(json.dumps({"output": str(output), "report": json.loads(program.report.to_json()),
-                          "latency_ms": latency}))
+        print(
+            json.dumps({"output": str(output), "report": json.loads(program.report.to_json()), "latency_ms": latency})
+        )
         return
     console.print(plan_table(program.plan))
     console.print(_accuracy_table(program))
     console.print(_latency_table(latency))
     console.print(str(program.report), highlight=False)
-    console.print(f"saved to {output} ({output.stat().st_size / 1e6:.2f} MB); "
-                  f"narrowcast inspect {output} shows it, narrowcast bench {output} times it", highlight=False)
+    console.print(
+        f"saved to {output} ({output.stat().st_size / 1e6:.2f} MB); "
+        f"narrowcast inspect {output} shows it, narrowcast bench {output} times it",
+        highlight=False,
+    )
 
 
 def _accuracy_table(program: Program) -> Table:
@@ -52,8 +57,13 @@ def _accuracy_table(program: Program) -> Table:
         table.add_column(column, justify="right")
     assert report.baseline is not None and report.compiled is not None and report.drop is not None
     assert report.lower is not None and report.upper is not None and report.max_drop is not None
-    table.add_row(f"{report.baseline:.2%}", f"{report.compiled:.2%}", f"{100 * report.drop:.2f}",
-                  f"{100 * report.lower:.2f} … {100 * report.upper:.2f}", f"{100 * report.max_drop:.2f}")
+    table.add_row(
+        f"{report.baseline:.2%}",
+        f"{report.compiled:.2%}",
+        f"{100 * report.drop:.2f}",
+        f"{100 * report.lower:.2f} … {100 * report.upper:.2f}",
+        f"{100 * report.max_drop:.2f}",
+    )
     return table
 
 
@@ -67,7 +77,9 @@ def _latencies(program: Program, network: torch.nn.Module) -> dict[str, float]:
     try:
         with torch.inference_mode():
             calls: dict[str, Callable[[], Any]] = {
-                "narrowcast": lambda: program(array), "PyTorch eager": lambda: network(tensor)}
+                "narrowcast": lambda: program(array),
+                "PyTorch eager": lambda: network(tensor),
+            }
             session = _onnxruntime_session(network, tensor, program.report.threads)
             if session is not None:
                 name = session.get_inputs()[0].name
@@ -83,6 +95,7 @@ def _onnxruntime_session(network: torch.nn.Module, example: torch.Tensor, thread
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     import onnxruntime
+
     exported = torch.onnx.export(network, (example,), dynamo=True, verbose=False)
     assert exported is not None
     buffer = io.BytesIO()

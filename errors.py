@@ -25,7 +25,12 @@ class CompileError(Exception):
     """
 
     def __init__(
-        self, problem: str, *, layer: str | None = None, found: object = None, expected: object = None,
+        self,
+        problem: str,
+        *,
+        layer: str | None = None,
+        found: object = None,
+        expected: object = None,
         hint: str | None = None,
     ) -> None:
         self.problem = problem

@@ -104,8 +104,9 @@ class GraphBuilder:
         self._names.add(candidate)
         return candidate
 
-    def finish(self, outputs: Sequence[relax.Var], *, as_tuple: bool = False,
-               attrs: Mapping[str, object] | None = None) -> relax.Function:
+    def finish(
+        self, outputs: Sequence[relax.Var], *, as_tuple: bool = False, attrs: Mapping[str, object] | None = None
+    ) -> relax.Function:
         """The function that returns ``outputs`` (a tuple when there are several, or when asked for)."""
         value = relax.Tuple(list(outputs)) if as_tuple or len(outputs) != 1 else outputs[0]
         value = self._normalizer.normalize(value)
@@ -137,15 +138,16 @@ def rewrite(func: relax.Function, visit: Rewrite) -> relax.Function:
             result = builder.emit(result, binding.var.name)
         replaced[binding.var] = result
     results = [substitute(v, replaced) for v in outputs]
-    results = [r if isinstance(r, relax.Var) else builder.emit(r, v.name) for r, v in zip(results, outputs, strict=True)]
+    results = [
+        r if isinstance(r, relax.Var) else builder.emit(r, v.name) for r, v in zip(results, outputs, strict=True)
+    ]
     return builder.finish(results, as_tuple=as_tuple, attrs=func.attrs)
 
 
 def op_bindings(func: relax.Function) -> list[relax.VarBinding]:
     """The bindings that compute something: all but the one that names the outputs."""
     last = func.body.body
-    return [b for b in bindings_of(func)
-            if not (b.var.same_as(last) and isinstance(b.value, (relax.Var, relax.Tuple)))]
+    return [b for b in bindings_of(func) if not (b.var.same_as(last) and isinstance(b.value, (relax.Var, relax.Tuple)))]
 
 
 def substitute(expr: Expr, replaced: Mapping[relax.Var, Expr]) -> Expr:
@@ -233,7 +235,7 @@ class Group:
         precision. Empty for kinds without multiply-adds; all other parameters are read from whatever is stored."""
         if self.kind not in COMPUTE_KINDS:
             return ()
-        data = self.anchor.value.args[:3 if self.kind == "attention" else 2]
+        data = self.anchor.value.args[: 3 if self.kind == "attention" else 2]
         return tuple(i for i, p in enumerate(self.function.params) if any(p.same_as(a) for a in data))
 
 
@@ -256,6 +258,12 @@ def groups_of(mod: tvm.IRModule) -> list[Group]:
         if isinstance(call, relax.TupleGetItem):
             continue
         function = mod[call.op]
-        groups.append(Group(name=binding.var.name, kind=str(function.attrs["group"]), function=function,
-                            inputs=tuple(arg.name for arg in call.args)))
+        groups.append(
+            Group(
+                name=binding.var.name,
+                kind=str(function.attrs["group"]),
+                function=function,
+                inputs=tuple(arg.name for arg in call.args),
+            )
+        )
     return groups

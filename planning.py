@@ -44,8 +44,9 @@ class Network:
         """The network of a module in grouped form."""
         main = mod["main"]
         tensors = [*main.params, *(b.var for b in op_bindings(main))]
-        shapes = {v.name: shape_of(v) for v in tensors
-                  if isinstance(v.ty, relax.TensorType) and dtype_of(v) == "float32"}
+        shapes = {
+            v.name: shape_of(v) for v in tensors if isinstance(v.ty, relax.TensorType) and dtype_of(v) == "float32"
+        }
         return cls(mod, tuple(groups), shapes, tuple(v.name for v in outputs_of(main)))
 
     def exact_inputs(self, group: Group) -> tuple[str, ...]:
@@ -63,7 +64,9 @@ def storage_of(tensor: str, dtype: str, qparams: Mapping[str, QParams]) -> Stora
     return Storage(dtype, qparams[tensor] if dtype == "uint8" else None)
 
 
-def precisions_of(network: Network, group: Group, target: Target, qparams: Mapping[str, QParams]) -> tuple[Precision, ...]:
+def precisions_of(
+    network: Network, group: Group, target: Target, qparams: Mapping[str, QParams]
+) -> tuple[Precision, ...]:
     """What a group may compute in on a target, the most exact first."""
     if group.kind not in COMPUTE_KINDS:
         return (Precision.FP32,)
@@ -73,8 +76,9 @@ def precisions_of(network: Network, group: Group, target: Target, qparams: Mappi
     return tuple(found)
 
 
-def candidate(network: Network, group: Group, precision: Precision, qparams: Mapping[str, QParams], *,
-              per_channel: bool) -> KernelRequest:
+def candidate(
+    network: Network, group: Group, precision: Precision, qparams: Mapping[str, QParams], *, per_channel: bool
+) -> KernelRequest:
     """The kernel whose time stands for a group at a precision: everything it touches is stored in that precision."""
     function = group.function
     dtype = precision.storage_dtype
@@ -103,49 +107,88 @@ Measure = Callable[[Sequence[Kernel]], list[float]]
 Emit = Callable[[KernelRequest], Kernel]
 
 
-def measure_costs(network: Network, target: Target, qparams: Mapping[str, QParams], emit: Emit, measure: Measure, *,
-                  per_channel: bool) -> Costs:
+def measure_costs(
+    network: Network, target: Target, qparams: Mapping[str, QParams], emit: Emit, measure: Measure, *, per_channel: bool
+) -> Costs:
     """Emit and time every candidate and every cast that a plan could want, all in one go."""
-    candidates = [(g.name, p, emit(candidate(network, g, p, qparams, per_channel=per_channel)))
-                  for g in network.groups if not is_view(g) for p in precisions_of(network, g, target, qparams)]
-    casts = [(t, s.dtype, build_cast(network.shapes[t], FLOAT32, s, target.capabilities, target.threads))
-             for t in network.without_epilogue()
-             for s in (BFLOAT16, *([storage_of(t, "uint8", qparams)] if t in qparams else []))]
+    candidates = [
+        (g.name, p, emit(candidate(network, g, p, qparams, per_channel=per_channel)))
+        for g in network.groups
+        if not is_view(g)
+        for p in precisions_of(network, g, target, qparams)
+    ]
+    casts = [
+        (t, s.dtype, build_cast(network.shapes[t], FLOAT32, s, target.capabilities, target.threads))
+        for t in network.without_epilogue()
+        for s in (BFLOAT16, *([storage_of(t, "uint8", qparams)] if t in qparams else []))
+    ]
     probe = build_cast((_PROBE_ELEMENTS,), FLOAT32, BFLOAT16, target.capabilities, target.threads)
     times = measure([*(k for _, _, k in candidates), *(k for _, _, k in casts), probe])
     groups = {(g.name, Precision.FP32): 0.0 for g in network.groups if is_view(g)}
     groups |= {(name, p): t for (name, p, _), t in zip(candidates, times, strict=False)}
-    cast_us = {(name, d): t for (name, d, _), t in zip(casts, times[len(candidates):], strict=False)}
+    cast_us = {(name, d): t for (name, d, _), t in zip(casts, times[len(candidates) :], strict=False)}
     return Costs(groups, cast_us, times[-1] / (6 * _PROBE_ELEMENTS))
 
 
 def nominal_costs(network: Network, target: Target, qparams: Mapping[str, QParams]) -> Costs:
     """Costs for a plan that is forced: only the storages are open, and what counts for them is bytes."""
     byte_us = 1e-4
-    casts = {(t, d): math.prod(network.shapes[t]) * (4 + _DTYPE_BYTES[d]) * byte_us
-             for t in network.without_epilogue() for d in ("bfloat16", "uint8")}
+    casts = {
+        (t, d): math.prod(network.shapes[t]) * (4 + _DTYPE_BYTES[d]) * byte_us
+        for t in network.without_epilogue()
+        for d in ("bfloat16", "uint8")
+    }
     groups = {(g.name, p): 0.0 for g in network.groups for p in precisions_of(network, g, target, qparams)}
     return Costs(groups, casts, byte_us)
 
 
-def build_problem(network: Network, costs: Costs, qparams: Mapping[str, QParams], macs: Mapping[str, int],
-                  noise: Sensitivities | None, forced: Mapping[str, Precision]) -> Problem:
+def build_problem(
+    network: Network,
+    costs: Costs,
+    qparams: Mapping[str, QParams],
+    macs: Mapping[str, int],
+    noise: Sensitivities | None,
+    forced: Mapping[str, Precision],
+) -> Problem:
     """The assignment problem without a noise limit; ``noise`` None where only speed and force count."""
     by_group: dict[str, dict[Precision, float]] = {}
     for (name, precision), cost in costs.groups.items():
         by_group.setdefault(name, {})[precision] = cost
     options = tuple(
-        GroupOptions(g.name, g.kind, by_group[g.name], g.inputs, network.exact_inputs(g),
-                     {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
-                     macs.get(g.name, 0), len({qparams.get(t) for t in g.inputs}) == 1)
-        for g in network.groups)
+        GroupOptions(
+            g.name,
+            g.kind,
+            by_group[g.name],
+            g.inputs,
+            network.exact_inputs(g),
+            {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
+            macs.get(g.name, 0),
+            len({qparams.get(t) for t in g.inputs}) == 1,
+        )
+        for g in network.groups
+    )
     views = {g.name for g in network.groups if is_view(g)}
-    store_us = {(t, d): math.prod(shape) * size * costs.byte_us
-                for t, shape in network.shapes.items() if t not in views for d, size in _DTYPE_BYTES.items()}
-    storages = {t: ("float32", "bfloat16", "uint8") if t in qparams else ("float32", "bfloat16") for t in network.shapes}
+    store_us = {
+        (t, d): math.prod(shape) * size * costs.byte_us
+        for t, shape in network.shapes.items()
+        if t not in views
+        for d, size in _DTYPE_BYTES.items()
+    }
+    storages = {
+        t: ("float32", "bfloat16", "uint8") if t in qparams else ("float32", "bfloat16") for t in network.shapes
+    }
     storage_noise = {key: noise.storage[key] for key in _storages(storages) if key in noise.storage} if noise else {}
-    return Problem(options, network.outputs, frozenset(network.shapes), store_us, dict(costs.casts), storage_noise,
-                   math.inf, dict(forced), storages)
+    return Problem(
+        options,
+        network.outputs,
+        frozenset(network.shapes),
+        store_us,
+        dict(costs.casts),
+        storage_noise,
+        math.inf,
+        dict(forced),
+        storages,
+    )
 
 
 def _storages(storages: Mapping[str, tuple[str, ...]]) -> Iterable[tuple[str, str]]:

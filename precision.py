@@ -9,23 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
 from .errors import PlanError
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     """What the multiply-adds of an op read. Accumulators and epilogues are s32/float32 throughout."""
 
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
     INT8 = "int8"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def storage_dtype(self) -> str:
@@ -46,8 +43,11 @@ class QParams:
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.scale) and self.scale > 0 and 0 <= self.zero_point <= 255):
-            raise PlanError("unusable quantization parameters", found=(self.scale, self.zero_point),
-                            expected="a finite scale above 0 and a zero point in 0…255")
+            raise PlanError(
+                "unusable quantization parameters",
+                found=(self.scale, self.zero_point),
+                expected="a finite scale above 0 and a zero point in 0…255",
+            )
 
     @classmethod
     def from_range(cls, low: float, high: float) -> QParams:
@@ -103,8 +103,9 @@ def readable(stored: Sequence[Storage], required: Precision | Storage | None = N
         rank = {dtype: i for i, dtype in enumerate(STORAGE_PREFERENCE)}
         found = sorted(stored, key=lambda s: rank.get(s.dtype, len(rank)))
     if not found:
-        raise PlanError("the plan stores nothing that a consumer can read", found=[s.dtype for s in stored],
-                        expected=required)
+        raise PlanError(
+            "the plan stores nothing that a consumer can read", found=[s.dtype for s in stored], expected=required
+        )
     return found[0]
 
 
@@ -158,8 +159,11 @@ class PrecisionPlan:
     @property
     def key(self) -> tuple[object, ...]:
         """What determines the emitted program: two plans with equal keys differ in reasons and figures at most."""
-        return (tuple((d.op, d.precision, d.stores, d.per_channel) for d in self.decisions),
-                tuple(sorted((tensor, storages) for tensor, storages in self.casts.items() if storages)), self.module_hash)
+        return (
+            tuple((d.op, d.precision, d.stores, d.per_channel) for d in self.decisions),
+            tuple(sorted((tensor, storages) for tensor, storages in self.casts.items() if storages)),
+            self.module_hash,
+        )
 
     def stored(self, tensor: str) -> tuple[Storage, ...]:
         """All materialisations of a group's tensor: its kernel's own, then those of stand-alone casts.
@@ -179,14 +183,17 @@ class PrecisionPlan:
         try:
             raw = json.loads(text)
             decisions = tuple(
-                Decision(**{**d, "precision": Precision(d["precision"]),
-                            "stores": tuple(_storage(s) for s in d["stores"])})
-                for d in raw["decisions"])
+                Decision(
+                    **{**d, "precision": Precision(d["precision"]), "stores": tuple(_storage(s) for s in d["stores"])}
+                )
+                for d in raw["decisions"]
+            )
             casts = {k: tuple(_storage(s) for s in v) for k, v in raw["casts"].items()}
             return cls(decisions, casts, raw["module_hash"], raw["seed"])
         except (ValueError, KeyError, TypeError) as error:
-            raise PlanError("the text is not a precision plan", found=str(error),
-                            hint="pass what PrecisionPlan.to_json wrote") from error
+            raise PlanError(
+                "the text is not a precision plan", found=str(error), hint="pass what PrecisionPlan.to_json wrote"
+            ) from error
 
 
 def _storage(raw: Mapping[str, object]) -> Storage:

@@ -69,9 +69,18 @@ class Program:
     """
 
     def __init__(
-        self, *, library: bytes, lowered: tvm.IRModule, functions: Mapping[str, str], constants: Sequence[np.ndarray],
-        inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], plan: PrecisionPlan, report: Report,
-        stages: Sequence[Stage], target: Target,
+        self,
+        *,
+        library: bytes,
+        lowered: tvm.IRModule,
+        functions: Mapping[str, str],
+        constants: Sequence[np.ndarray],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        plan: PrecisionPlan,
+        report: Report,
+        stages: Sequence[Stage],
+        target: Target,
     ) -> None:
         self._library = library
         self._lowered = lowered
@@ -120,7 +129,8 @@ class Program:
             raise ProgramError(
                 "the call does not match the program's inputs",
                 found=f"{len(args)} by position, by name {sorted(kwargs) or 'none'}",
-                expected=", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in self.inputs))
+                expected=", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in self.inputs),
+            )
         return [named[n] for n in names]
 
     # Looking into it ---------------------------------------------------------------------------------------------
@@ -144,7 +154,9 @@ class Program:
             kernels = {gv: f for gv, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)}
             return tvm.IRModule(kernels).script(show_meta=False)
         module = build_executable(mod, self._target.tvm_target()).mod
-        texts = [m.inspect_source("ll" if kind == "llvm" else "asm") for m in (module, *module.imports) if m.kind == "llvm"]
+        texts = [
+            m.inspect_source("ll" if kind == "llvm" else "asm") for m in (module, *module.imports) if m.kind == "llvm"
+        ]
         return "\n".join(texts)
 
     def benchmark(self, *args: Any, runs: int = 100, warmup: int = 10) -> Timing:
@@ -162,8 +174,15 @@ class Program:
             self._executable.run(tensors)
             times[i] = time.perf_counter() - start
         median = float(np.median(times))
-        return Timing(median * 1e3, float(np.percentile(times, 95)) * 1e3, float(times.min()) * 1e3, 1 / median, runs,
-                      self._target.threads, self._peak_share(median))
+        return Timing(
+            median * 1e3,
+            float(np.percentile(times, 95)) * 1e3,
+            float(times.min()) * 1e3,
+            1 / median,
+            runs,
+            self._target.threads,
+            self._peak_share(median),
+        )
 
     def _peak_share(self, seconds: float) -> float | None:
         work: dict[Precision, int] = {}
@@ -177,8 +196,10 @@ class Program:
     def random_inputs(self, seed: int = 0) -> list[np.ndarray]:
         """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices)."""
         rng = np.random.default_rng(seed)
-        return [rng.standard_normal(s.shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(s.shape, s.dtype)
-                for s in self.inputs]
+        return [
+            rng.standard_normal(s.shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(s.shape, s.dtype)
+            for s in self.inputs
+        ]
 
     # Keeping it --------------------------------------------------------------------------------------------------
 
@@ -186,17 +207,26 @@ class Program:
         """Save to one file, atomically; returns its path. ``narrowcast.load`` reads it in any process."""
         path = Path(path)
         constants = {f"{i:05d}": c for i, c in enumerate(self._constants)}
-        meta = {"cpu": self._target.cpu, "threads": self._target.threads, "functions": self._functions, "inputs": [asdict(s) for s in self.inputs],
-                "outputs": [asdict(s) for s in self.outputs], "tvm": tvm.__version__}
-        write_container(path, {
-            "program.json": json.dumps(meta, sort_keys=True).encode(),
-            "plan.json": self.plan.to_json().encode(),
-            "report.json": self.report.to_json().encode(),
-            "stages.json.z": zlib.compress(stages_to_json(self.stages).encode()),
-            "lowered.json.z": zlib.compress(tvm.ir.save_json(self._lowered).encode()),
-            "constants.safetensors": safetensors.numpy.save(constants),
-            "library.so": self._library,
-        })
+        meta = {
+            "cpu": self._target.cpu,
+            "threads": self._target.threads,
+            "functions": self._functions,
+            "inputs": [asdict(s) for s in self.inputs],
+            "outputs": [asdict(s) for s in self.outputs],
+            "tvm": tvm.__version__,
+        }
+        write_container(
+            path,
+            {
+                "program.json": json.dumps(meta, sort_keys=True).encode(),
+                "plan.json": self.plan.to_json().encode(),
+                "report.json": self.report.to_json().encode(),
+                "stages.json.z": zlib.compress(stages_to_json(self.stages).encode()),
+                "lowered.json.z": zlib.compress(tvm.ir.save_json(self._lowered).encode()),
+                "constants.safetensors": safetensors.numpy.save(constants),
+                "library.so": self._library,
+            },
+        )
         return path
 
     @classmethod
@@ -208,21 +238,33 @@ class Program:
         parts = read_container(Path(path))
         meta = json.loads(parts["program.json"])
         if meta["tvm"] != tvm.__version__:
-            raise ProgramError(f"{path} was compiled with another TVM", found=meta["tvm"], expected=tvm.__version__,
-                               hint="compile the model again, or install that version")
+            raise ProgramError(
+                f"{path} was compiled with another TVM",
+                found=meta["tvm"],
+                expected=tvm.__version__,
+                hint="compile the model again, or install that version",
+            )
         target = Target(meta["cpu"], meta["threads"])
         if not target.runs_here():
-            raise ProgramError(f"{path} was compiled for another CPU", found=detect(), expected=target.cpu,
-                               hint="compile the model for target 'cpu' on this machine")
+            raise ProgramError(
+                f"{path} was compiled for another CPU",
+                found=detect(),
+                expected=target.cpu,
+                hint="compile the model for target 'cpu' on this machine",
+            )
         arrays = safetensors.numpy.load(parts["constants.safetensors"])
         return cls(
             library=parts["library.so"],
             lowered=tvm.ir.load_json(zlib.decompress(parts["lowered.json.z"]).decode()),
-            functions=meta["functions"], constants=[arrays[k] for k in sorted(arrays)],
-            inputs=[_spec(s) for s in meta["inputs"]], outputs=[_spec(s) for s in meta["outputs"]],
+            functions=meta["functions"],
+            constants=[arrays[k] for k in sorted(arrays)],
+            inputs=[_spec(s) for s in meta["inputs"]],
+            outputs=[_spec(s) for s in meta["outputs"]],
             plan=PrecisionPlan.from_json(parts["plan.json"].decode()),
             report=Report.from_json(parts["report.json"].decode()),
-            stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()), target=target)
+            stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()),
+            target=target,
+        )
 
 
 def _spec(raw: Mapping[str, Any]) -> TensorSpec:
@@ -240,10 +282,16 @@ def _checked(value: Any, spec: TensorSpec) -> np.ndarray:
     exact = array.dtype == spec.dtype
     widened = {("float64", "float32"), ("float16", "float32"), ("int32", "int64")}
     if not exact and (str(array.dtype), spec.dtype) not in widened:
-        raise ProgramError(f"input '{spec.name}' has the wrong element type", found=str(array.dtype), expected=spec.dtype)
+        raise ProgramError(
+            f"input '{spec.name}' has the wrong element type", found=str(array.dtype), expected=spec.dtype
+        )
     if array.shape != spec.shape:
         dims = [i for i, (a, b) in enumerate(zip(array.shape, spec.shape, strict=False)) if a != b]
         where = f"dim {dims[0]} differs" if dims and array.ndim == len(spec.shape) else "the rank differs"
-        raise ProgramError(f"input '{spec.name}' has the wrong shape: {where}", found=list(array.shape),
-                           expected=list(spec.shape), hint="compile with example inputs of the shape you need")
+        raise ProgramError(
+            f"input '{spec.name}' has the wrong shape: {where}",
+            found=list(array.shape),
+            expected=list(spec.shape),
+            hint="compile with example inputs of the shape you need",
+        )
     return array.astype(spec.dtype, copy=False)

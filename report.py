@@ -69,13 +69,19 @@ class Report:
         if self.metric is not None and self.baseline is not None:
             unit = " (relative)" if self.relative else ""
             bound = "" if self.upper is None else f", at most {self.upper:.5g} with confidence {self.confidence:g}"
-            lines.append(f"{self.metric}: FP32 {self.baseline:.5g}, compiled {self.compiled:.5g} on {self.samples} samples; "
-                         f"drop{unit} {self.drop:.5g}{bound}")
+            lines.append(
+                f"{self.metric}: FP32 {self.baseline:.5g}, compiled {self.compiled:.5g} on {self.samples} samples; "
+                f"drop{unit} {self.drop:.5g}{bound}"
+            )
             lines.append("budget: " + ("not judged" if self.max_drop is None else f"{self.max_drop:g}"))
         if self.latency_ms is not None:
-            lines.append(f"latency {self.latency_ms:.3f} ms"
-                         + (f", FP32 {self.fp32_latency_ms:.3f} ms" if self.fp32_latency_ms is not None else ""))
-        lines.append(f"multiply-adds: {self.int8_share:.1%} INT8, {self.bf16_share:.1%} BF16; weights "
-                     f"{self.weight_bytes / 1e6:.2f} MB; stand-alone casts: {self.casts}")
+            lines.append(
+                f"latency {self.latency_ms:.3f} ms"
+                + (f", FP32 {self.fp32_latency_ms:.3f} ms" if self.fp32_latency_ms is not None else "")
+            )
+        lines.append(
+            f"multiply-adds: {self.int8_share:.1%} INT8, {self.bf16_share:.1%} BF16; weights "
+            f"{self.weight_bytes / 1e6:.2f} MB; stand-alone casts: {self.casts}"
+        )
         lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in self.seconds.items()))
         return "\n".join([*lines, *self.notes])

@@ -1,8 +1,8 @@
 """The search for the fastest program inside a budget: decide, emit, measure, correct, decide again.
 
 The integer program minimizes time under a bound on the *predicted* noise. What a bound means for the user's metric is
-found out by emitting the program and measuring it: the bound is lowered until the selection samples are inside the budget, then
-narrowed from both sides. The verification samples judge only what came out, and decide.
+found out by emitting the program and measuring it: the bound is lowered until the selection samples are inside the
+budget, then narrowed from both sides. The verification samples judge only what came out, and decide.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class PlanSearch:
         """The fastest candidate that the verification samples confirm, its measurement, and whether it is inside the
         budget. Where nothing is, the one with the least drop."""
         self._selection_reference = run_samples(self.reference, self.selection, self.progress, "FP32 on selection")
-        self._verification_reference = run_samples(self.reference, self.verification, self.progress, "FP32 on verification")
+        self._verification_reference = run_samples(
+            self.reference, self.verification, self.progress, "FP32 on verification"
+        )
         failed: list[tuple[Candidate, Measurement]] = []
         ceiling = math.inf
         while True:
@@ -122,7 +124,7 @@ class PlanSearch:
         return float(np.clip(self.budget.max_drop / max(judged, 1e-12), 0.05, 0.6))
 
     def _try(self, limit: float) -> Candidate:
-        """Decide under a noise limit, emit, and measure on the selection samples; a plan seen before is not run again."""
+        """Decide under a noise limit, emit, measure on the selection samples; a plan seen before is not run again."""
         fastest = next(iter(self._tried.values())).assignment.noise if self._tried else math.inf
         if limit < fastest * _LEAST:
             limit = 0.0
@@ -137,14 +139,24 @@ class PlanSearch:
         return self._tried[plan.key]
 
     def _measure(self, reference: Outputs, outputs: Outputs, samples: Samples) -> Measurement:
-        return measure(self.budget.metric or "", reference, outputs, samples.labels, confidence=self.budget.confidence,
-                       relative=self.budget.relative, max_drop=self.budget.max_drop, seed=self.seed)
+        return measure(
+            self.budget.metric or "",
+            reference,
+            outputs,
+            samples.labels,
+            confidence=self.budget.confidence,
+            relative=self.budget.relative,
+            max_drop=self.budget.max_drop,
+            seed=self.seed,
+        )
 
     def _note_samples(self, judged: Measurement) -> None:
         if judged.samples_needed is not None:
             self.notes.append(
-                f"a plan with a measured drop of {judged.drop:.5g} was given up because {judged.samples} verification samples do "
-                f"not prove the budget with confidence {judged.confidence:g}; about {judged.samples_needed} would")
+                f"a plan with a measured drop of {judged.drop:.5g} was given up because {judged.samples} verification "
+                f"samples do not prove the budget with confidence {judged.confidence:g}; about "
+                f"{judged.samples_needed} would"
+            )
 
 
 def run_samples(executable: Executable, samples: Samples, progress: Listener, phase: str) -> Outputs:

@@ -86,4 +86,5 @@ def stages_from_json(text: str) -> tuple[Stage, ...]:
     """The stages that ``stages_to_json`` wrote."""
     return tuple(
         Stage(s["name"], s["text"], tuple(Node(n["name"], n["op"], tuple(n["inputs"]), n["type"]) for n in s["nodes"]))
-        for s in json.loads(text))
+        for s in json.loads(text)
+    )

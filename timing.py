@@ -36,5 +36,7 @@ def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 50, warmup:
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)
-    return {name: Spread(float(np.median(t)), float(np.percentile(t, 10)), float(np.percentile(t, 90)), min(t))
-            for name, t in times.items()}
+    return {
+        name: Spread(float(np.median(t)), float(np.percentile(t, 10)), float(np.percentile(t, 90)), min(t))
+        for name, t in times.items()
+    }

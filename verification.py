@@ -1,5 +1,5 @@
-"""Emitted kernels against the reference evaluator, group by group: each kernel gets exactly the inputs that the evaluator
-stored, so that differences do not add up and a wrong kernel is named."""
+"""Emitted kernels against the reference evaluator, group by group: each kernel gets exactly the inputs that the
+evaluator stored, so that differences do not add up and a wrong kernel is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from .ir import groups_of
 from .precision import PrecisionPlan, Storage
 
 
-def kernel_agreement(mod: tvm.IRModule, plan: PrecisionPlan, target: Target, inputs: Sequence[np.ndarray]) -> list[Agreement]:
+def kernel_agreement(
+    mod: tvm.IRModule, plan: PrecisionPlan, target: Target, inputs: Sequence[np.ndarray]
+) -> list[Agreement]:
     """How every kernel of a plan agrees with the evaluator on one sample.
 
     mod : the module in grouped form that the plan belongs to.
@@ -36,18 +38,22 @@ def kernel_agreement(mod: tvm.IRModule, plan: PrecisionPlan, target: Target, inp
     module = compile_functions({n: k.func for n, k in zip(names, kernels, strict=True)}, target.tvm_target())
     found = []
     for name, request, kernel in zip(names, requests, kernels, strict=True):
-        read = [Stored(evaluation.materialised[n, s.dtype], s)
-                for n, s in zip(request.group.inputs, request.inputs, strict=True)]
+        read = [
+            Stored(evaluation.materialised[n, s.dtype], s)
+            for n, s in zip(request.group.inputs, request.inputs, strict=True)
+        ]
         written = _run(module[name], request, kernel, read)
         found.append(group_agreement(request.group, request.precision, read, written, per_channel=request.per_channel))
     return found
 
 
-def _run(function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel, inputs: Sequence[Stored]) -> list[Stored]:
+def _run(
+    function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel, inputs: Sequence[Stored]
+) -> list[Stored]:
     """The kernel's outputs on stored inputs."""
     buffers = [kernel.func.buffer_map[p] for p in kernel.func.params]
     arrays = [*(_memory(s) for s in inputs), *kernel.constants]
-    outputs = [tvm.runtime.empty([int(d) for d in b.shape], str(b.dtype)) for b in buffers[len(arrays):]]
+    outputs = [tvm.runtime.empty([int(d) for d in b.shape], str(b.dtype)) for b in buffers[len(arrays) :]]
     function(*(tvm.runtime.tensor(a) for a in arrays), *outputs)
     return [_from_memory(o.numpy(), s) for o, s in zip(outputs, request.outputs, strict=True)]
 

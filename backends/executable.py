@@ -17,9 +17,16 @@ from ..errors import ProgramError, TargetError
 
 # TVM's default pipeline without the passes that want PrimFuncs with a root block, which kernels here do not have.
 _PIPELINE = (
-    transform.ToNonDataflow, transform.RemovePurityChecking, transform.CallTIRRewrite, transform.StaticPlanBlockMemory,
-    transform.LowerAllocTensor, transform.KillAfterLastUse, transform.LowerRuntimeBuiltin, transform.ComputePrimValue,
-    transform.VMShapeLower, transform.AttachGlobalSymbol,
+    transform.ToNonDataflow,
+    transform.RemovePurityChecking,
+    transform.CallTIRRewrite,
+    transform.StaticPlanBlockMemory,
+    transform.LowerAllocTensor,
+    transform.KillAfterLastUse,
+    transform.LowerRuntimeBuiltin,
+    transform.ComputePrimValue,
+    transform.VMShapeLower,
+    transform.AttachGlobalSymbol,
 )
 
 
@@ -31,8 +38,11 @@ def build_executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMEx
 def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """Compile a lowered module to the bytes of a shared library; TargetError where the machine has no linker."""
     if not any(shutil.which(c) for c in ("g++", "c++", "clang++", "cc", "gcc")):
-        raise TargetError("a program is linked with the system's C++ compiler, and none was found",
-                          expected="g++ or clang++ on the PATH", hint="install one, for example the package g++")
+        raise TargetError(
+            "a program is linked with the system's C++ compiler, and none was found",
+            expected="g++ or clang++ on the PATH",
+            hint="install one, for example the package g++",
+        )
     executable = build_executable(mod, target)
     with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
         path = Path(folder) / "program.so"
@@ -50,8 +60,9 @@ class Executable:
             try:
                 self._library = tvm.runtime.load_module(str(path))
             except (RuntimeError, OSError) as error:
-                raise ProgramError("the program's machine code cannot be loaded on this machine",
-                                   found=str(error).splitlines()[-1]) from error
+                raise ProgramError(
+                    "the program's machine code cannot be loaded on this machine", found=str(error).splitlines()[-1]
+                ) from error
         self._main = relax.VirtualMachine(self._library, tvm.cpu())["main"]
         self._constants = [tvm.runtime.tensor(c) for c in constants]
         self._lock = threading.Lock()

@@ -79,8 +79,11 @@ def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], t
     """The function that gives all materialisations of a tensor under a plan: what is not decided has its own type."""
     main = mod["main"]
     floats = {g.name for g in groups_of(mod) if computes_float(g)}
-    own = {v.name: Storage(dtype_of(v)) for v in (*main.params, *(b.var for b in op_bindings(main)))
-           if v.name not in floats and isinstance(v.ty, relax.TensorType)}
+    own = {
+        v.name: Storage(dtype_of(v))
+        for v in (*main.params, *(b.var for b in op_bindings(main)))
+        if v.name not in floats and isinstance(v.ty, relax.TensorType)
+    }
 
     def stored(name: str) -> tuple[Storage, ...]:
         return (own[name], *plan.casts.get(name, ())) if name in own else plan.stored(name)
@@ -101,8 +104,14 @@ def native_outputs(group: Group) -> tuple[Storage, ...]:
     return tuple(Storage(dtype_of(r)) for r in outputs_of(group.function))
 
 
-def lower(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilities, threads: int, *,
-          emit_group: Callable[[KernelRequest], Kernel] | None = None) -> Lowered:
+def lower(
+    mod: tvm.IRModule,
+    plan: PrecisionPlan,
+    capabilities: Capabilities,
+    threads: int,
+    *,
+    emit_group: Callable[[KernelRequest], Kernel] | None = None,
+) -> Lowered:
     """Lower a module in grouped form.
 
     Raises PlanError where the plan is not one of this module, UnsupportedOperatorError where a group has no kernel.
@@ -110,8 +119,11 @@ def lower(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilities, th
     """
     groups = groups_of(mod)
     if [g.name for g in groups] != [d.op for d in plan.decisions]:
-        raise PlanError("the plan belongs to another module", found=f"{len(plan.decisions)} decisions",
-                        expected=f"one for each of {len(groups)} groups")
+        raise PlanError(
+            "the plan belongs to another module",
+            found=f"{len(plan.decisions)} decisions",
+            expected=f"one for each of {len(groups)} groups",
+        )
     emit_group = emit_group or (lambda request: emit(request, capabilities, threads))
     return _Lowering(mod, plan, groups, emit_group, capabilities, threads).run()
 
@@ -153,8 +165,8 @@ class _Lowering:
     def _call(self, group: Group) -> None:
         request = request_for(group, self.plan, self._stored)
         if is_view(group):
-            source, = (self.values[n, s.dtype] for n, s in zip(group.inputs, request.inputs, strict=True))
-            storage, = request.outputs
+            (source,) = (self.values[n, s.dtype] for n, s in zip(group.inputs, request.inputs, strict=True))
+            (storage,) = request.outputs
             shape = shape_of(outputs_of(group.function)[0])
             self.values[group.name, storage.dtype] = self.builder.emit(relax.op.reshape(source, shape), group.name)
             self._cast_all(group.name, shape)
@@ -182,8 +194,9 @@ class _Lowering:
         for storage in self.plan.casts.get(name, ()):
             source = readable(tuple(s for s in self._stored(name) if (name, s.dtype) in self.values), None)
             kernel = build_cast(shape, source, storage, self.capabilities, self.threads)
-            self.values[name, storage.dtype], = self._launch(kernel, f"{name}.to_{storage.dtype}",
-                                                             [self.values[name, source.dtype]])
+            (self.values[name, storage.dtype],) = self._launch(
+                kernel, f"{name}.to_{storage.dtype}", [self.values[name, source.dtype]]
+            )
             self.casts += 1
 
     def _launch(self, kernel: Kernel, name: str, args: list[relax.Var]) -> list[relax.Var]:
@@ -194,7 +207,7 @@ class _Lowering:
             self.constants.append(array)
             self.constant_vars.append(var)
         func = kernel.func
-        buffers = [func.buffer_map[p] for p in func.params[len(args) + len(constants):]]
+        buffers = [func.buffer_map[p] for p in func.params[len(args) + len(constants) :]]
         types = [relax.TensorType([int(d) for d in b.shape], str(b.dtype)) for b in buffers]
         call = relax.call_tir(self._function(func, name), [*args, *constants], types if len(types) > 1 else types[0])
         result = self.builder.emit(call, name)
@@ -222,8 +235,12 @@ class _Lowering:
         for var in outputs_of(main):
             dtype = str(var.ty.dtype)
             if (var.name, dtype) not in self.values:
-                raise VerificationError("an output is not stored in its own type", layer=var.name,
-                                        found=self._stored(var.name), expected=FLOAT32)
+                raise VerificationError(
+                    "an output is not stored in its own type",
+                    layer=var.name,
+                    found=self._stored(var.name),
+                    expected=FLOAT32,
+                )
             results.append(self.values[var.name, dtype])
         self.builder.inputs += self.constant_vars
         func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType))

@@ -2,8 +2,9 @@
 
     python -m benchmarks.budgets [--network NAME]...
 
-For every network: the program is compiled under its budget, verified on held-out data, and each of its kernels is run on the
-stored inputs that the evaluator computed and compared with what the evaluator stores (``calibration/agreement.py``).
+For every network: the program is compiled under its budget, verified on held-out data, and each of its kernels is run
+on the stored inputs that the evaluator computed and compared with what the evaluator stores
+(``calibration/agreement.py``).
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ class Case:
 def _fashion_mnist() -> Benchmark:
     def pairs(data: tuple[Any, Any]) -> list[Any]:
         images, labels = (np.asarray(a) for a in data)
-        return [((images[i:i + 1],), labels[i:i + 1]) for i in range(len(images))]
+        return [((images[i : i + 1],), labels[i : i + 1]) for i in range(len(images))]
+
     test = pairs(fashion_mnist.test_data())
-    return Benchmark("fashion-mnist", fashion_mnist.load(), test[0][0], pairs(fashion_mnist.calibration_data()), test, "top1")
+    return Benchmark(
+        "fashion-mnist", fashion_mnist.load(), test[0][0], pairs(fashion_mnist.calibration_data()), test, "top1"
+    )
 
 
 CASES = {
@@ -58,7 +62,9 @@ CASES = {
     "efficientnet-lite0 agreement": Case(efficientnet_lite.load, 0.01, metric="agreement"),
     "minilm": Case(minilm.load, 0.01),
     "silero-vad": Case(silero.load, 0.01),
-    "silero-vad per-tensor INT8": Case(silero.load, 0.01, options={"precision": "int8", "per_channel": False}, must_keep=False),
+    "silero-vad per-tensor INT8": Case(
+        silero.load, 0.01, options={"precision": "int8", "per_channel": False}, must_keep=False
+    ),
 }
 
 
@@ -76,10 +82,18 @@ class Outcome:
 def run_case(case: Case, confidence: float | None) -> Outcome:
     """Compile a network under its budget."""
     benchmark = case.load()
-    budget = nc.AccuracyBudget(max_drop=case.max_drop, data=benchmark.evaluation, metric=case.metric or benchmark.metric,
-                               calibration=benchmark.calibration, relative=case.relative, confidence=confidence)
+    budget = nc.AccuracyBudget(
+        max_drop=case.max_drop,
+        data=benchmark.evaluation,
+        metric=case.metric or benchmark.metric,
+        calibration=benchmark.calibration,
+        relative=case.relative,
+        confidence=confidence,
+    )
     try:
-        program = nc.compile(benchmark.model, "cpu", budget, example_inputs=benchmark.example_inputs, **case.options or {})
+        program = nc.compile(
+            benchmark.model, "cpu", budget, example_inputs=benchmark.example_inputs, **case.options or {}
+        )
     except nc.BudgetError as error:
         return Outcome(False, error.measured_drop, None, len(error.plan.decisions), ())
     mod = run_pipeline(import_model(benchmark.model, benchmark.example_inputs).mod)
@@ -92,15 +106,43 @@ def run_case(case: Case, confidence: float | None) -> Outcome:
 def table(outcomes: dict[str, Outcome]) -> Table:
     """A row per case."""
     result = Table(title="programs under their budgets, judged on held-out data")
-    for column in ("case", "budget kept", "metric", "FP32", "compiled", "drop", "at most", "samples", "INT8 share",
-                   "BF16 share", "ms", "FP32 ms", "seconds", "groups off the evaluator"):
+    for column in (
+        "case",
+        "budget kept",
+        "metric",
+        "FP32",
+        "compiled",
+        "drop",
+        "at most",
+        "samples",
+        "INT8 share",
+        "BF16 share",
+        "ms",
+        "FP32 ms",
+        "seconds",
+        "groups off the evaluator",
+    ):
         result.add_column(column, justify="right")
     for name, o in outcomes.items():
         r = o.report
-        rest = ["", "", "", f"{o.drop:.5f}"] + [""] * 9 if r is None else [
-            str(r.metric), f"{r.baseline:.5f}", f"{r.compiled:.5f}", f"{o.drop:.5f}", f"{r.upper:.5f}", str(r.samples),
-            f"{r.int8_share:.1%}", f"{r.bf16_share:.1%}", f"{r.latency_ms or 0:.3f}", f"{r.fp32_latency_ms or 0:.3f}",
-            f"{r.total_seconds:.1f}", f"{len(o.disagreements)} of {o.decisions}"]
+        rest = (
+            ["", "", "", f"{o.drop:.5f}"] + [""] * 9
+            if r is None
+            else [
+                str(r.metric),
+                f"{r.baseline:.5f}",
+                f"{r.compiled:.5f}",
+                f"{o.drop:.5f}",
+                f"{r.upper:.5f}",
+                str(r.samples),
+                f"{r.int8_share:.1%}",
+                f"{r.bf16_share:.1%}",
+                f"{r.latency_ms or 0:.3f}",
+                f"{r.fp32_latency_ms or 0:.3f}",
+                f"{r.total_seconds:.1f}",
+                f"{len(o.disagreements)} of {o.decisions}",
+            ]
+        )
         result.add_row(name, "yes" if o.kept else "no", *rest[:12])
     return result
 
@@ -117,9 +159,21 @@ def main(names: Sequence[str], confidence: float, output: Path) -> None:
             outcomes[name] = run_case(CASES[name], confidence)
     console.print(table(outcomes))
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({n: {"kept": o.kept, "drop": o.drop, "disagreements": [d.detail for d in o.disagreements],
-                                      "report": None if o.report is None else json.loads(o.report.to_json())}
-                                  for n, o in outcomes.items()}, indent=1) + "\n")
+    output.write_text(
+        json.dumps(
+            {
+                n: {
+                    "kept": o.kept,
+                    "drop": o.drop,
+                    "disagreements": [d.detail for d in o.disagreements],
+                    "report": None if o.report is None else json.loads(o.report.to_json()),
+                }
+                for n, o in outcomes.items()
+            },
+            indent=1,
+        )
+        + "\n"
+    )
     bad = [n for n, o in outcomes.items() if o.kept != CASES[n].must_keep or o.disagreements]
     if bad:
         raise click.ClickException("not as required: " + ", ".join(bad))

@@ -27,9 +27,13 @@ def _register(name: str, arity: int, infer_type: Callable[[relax.Call], object])
 def _infer_lstm(call: relax.Call) -> relax.TupleType:
     steps, batch, _ = shape_of(call.args[0])
     directions, _, hidden = shape_of(call.args[2])
-    return relax.TupleType([relax.TensorType((steps, directions, batch, hidden), "float32"),
-                            relax.TensorType((directions, batch, hidden), "float32"),
-                            relax.TensorType((directions, batch, hidden), "float32")])
+    return relax.TupleType(
+        [
+            relax.TensorType((steps, directions, batch, hidden), "float32"),
+            relax.TensorType((directions, batch, hidden), "float32"),
+            relax.TensorType((directions, batch, hidden), "float32"),
+        ]
+    )
 
 
 _HARD_SWISH = _register("narrowcast.hard_swish", 1, lambda call: call.args[0].ty)
@@ -47,7 +51,9 @@ def hard_sigmoid(x: tvm.ir.Expr) -> relax.Call:
     return relax.Call(_HARD_SIGMOID, [x])
 
 
-def lstm(x: tvm.ir.Expr, w: tvm.ir.Expr, r: tvm.ir.Expr, b: tvm.ir.Expr, h0: tvm.ir.Expr, c0: tvm.ir.Expr) -> relax.Call:
+def lstm(
+    x: tvm.ir.Expr, w: tvm.ir.Expr, r: tvm.ir.Expr, b: tvm.ir.Expr, h0: tvm.ir.Expr, c0: tvm.ir.Expr
+) -> relax.Call:
     """A long short-term memory layer over a whole sequence, in the layout of ONNX's LSTM.
 
     Parameters

@@ -55,9 +55,12 @@ class Fourier(nn.Module):
 
 def onnx_model(nodes: list[onnx.NodeProto], initializers: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
     graph = helper.make_graph(
-        nodes, "graph", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(a, n) for n, a in (initializers or {}).items()])
+        [numpy_helper.from_array(a, n) for n, a in (initializers or {}).items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
@@ -83,9 +86,13 @@ def external(folder: Path) -> Path:
 
 def judged(data: Any = None, metric: Any = "top1", **options: Any) -> Callable[[Path], object]:
     """A compilation of Net under a budget."""
+
     def run(_: Path) -> object:
-        budget = nc.AccuracyBudget(**{"max_drop": 0.1, "data": (X, Y) if data is None else data, "metric": metric, **options})
+        budget = nc.AccuracyBudget(
+            **{"max_drop": 0.1, "data": (X, Y) if data is None else data, "metric": metric, **options}
+        )
         return nc.compile(Net(), "cpu", budget, example_inputs=torch.zeros(1, 8))
+
     return run
 
 
@@ -131,31 +138,71 @@ CASES: dict[str, tuple[Callable[[Path], object], type[nc.CompileError], str]] = 
     "model of a wrong type": (compiled(3, "cpu", None), nc.ImportModelError, "int"),
     "ONNX operator unknown": (
         compiled(onnx_model([helper.make_node("Frobnicate", ["x"], ["y"], name="layer7")]), "cpu", None),
-        nc.ImportModelError, "Frobnicate"),
+        nc.ImportModelError,
+        "Frobnicate",
+    ),
     "ONNX input missing": (
         compiled(onnx_model([helper.make_node("Add", ["x", "nowhere"], ["y"])]), "cpu", None),
-        nc.ImportModelError, "nowhere"),
+        nc.ImportModelError,
+        "nowhere",
+    ),
     "ONNX index out of range": (
-        compiled(onnx_model([helper.make_node("Gather", ["w", "i"], ["g"]), helper.make_node("Add", ["x", "g"], ["y"])],
-                            {"w": np.ones((4, 8), np.float32), "i": np.array(9)}), "cpu", None),
-        nc.ImportModelError, "9"),
+        compiled(
+            onnx_model(
+                [helper.make_node("Gather", ["w", "i"], ["g"]), helper.make_node("Add", ["x", "g"], ["y"])],
+                {"w": np.ones((4, 8), np.float32), "i": np.array(9)},
+            ),
+            "cpu",
+            None,
+        ),
+        nc.ImportModelError,
+        "9",
+    ),
     "ONNX takes all memory": (
-        compiled(onnx_model([helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])],
-                            {"s": np.array([1 << 40, 8])}), "cpu", None),
-        nc.ImportModelError, ""),
+        compiled(
+            onnx_model(
+                [helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])],
+                {"s": np.array([1 << 40, 8])},
+            ),
+            "cpu",
+            None,
+        ),
+        nc.ImportModelError,
+        "",
+    ),
     "ONNX cycle": (
-        compiled(onnx_model([helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
-                             helper.make_node("Relu", ["b"], ["y"])]), "cpu", None),
-        nc.ImportModelError, ""),
+        compiled(
+            onnx_model(
+                [
+                    helper.make_node("Add", ["x", "b"], ["a"]),
+                    helper.make_node("Relu", ["a"], ["b"]),
+                    helper.make_node("Relu", ["b"], ["y"]),
+                ]
+            ),
+            "cpu",
+            None,
+        ),
+        nc.ImportModelError,
+        "",
+    ),
     "ONNX data outside its folder": (lambda p: nc.compile(external(p), "cpu", None), nc.ImportModelError, "secret"),
     "module without inputs or data": (compiled(Net(), "cpu", None), nc.CompileError, "example_inputs"),
     "example input of wrong width": (
-        compiled(Net(), "cpu", None, example_inputs=torch.zeros(1, 7)), nc.ImportModelError, ""),
+        compiled(Net(), "cpu", None, example_inputs=torch.zeros(1, 7)),
+        nc.ImportModelError,
+        "",
+    ),
     "example input of wrong type": (
-        compiled(Embedding(), "cpu", None, example_inputs=torch.zeros(1, 3)), nc.ImportModelError, ""),
+        compiled(Embedding(), "cpu", None, example_inputs=torch.zeros(1, 3)),
+        nc.ImportModelError,
+        "",
+    ),
     "branch on data": (compiled(Branching(), "cpu", None, example_inputs=EXAMPLE), nc.ImportModelError, ""),
     "operator without translation": (
-        compiled(Fourier(), "cpu", None, example_inputs=EXAMPLE), nc.UnsupportedOperatorError, "fft"),
+        compiled(Fourier(), "cpu", None, example_inputs=EXAMPLE),
+        nc.UnsupportedOperatorError,
+        "fft",
+    ),
     # budget, data, metric
     "budget without data": (compiled(Net(), "cpu", 0.01, example_inputs=EXAMPLE), nc.DataError, "data="),
     "negative budget": (judged(max_drop=-0.1), nc.DataError, "max_drop"),
@@ -177,16 +224,21 @@ CASES: dict[str, tuple[Callable[[Path], object], type[nc.CompileError], str]] = 
     "data is text": (judged(data="dataset"), nc.DataError, "text"),
     "data is a number": (judged(data=7), nc.DataError, ""),
     "too little data": (judged(data=(X[:2], Y[:2])), nc.DataError, "2 samples"),
-    "INT8 without data": (
-        compiled(Net(), "cpu", None, precision="int8", example_inputs=EXAMPLE), nc.DataError, "data"),
+    "INT8 without data": (compiled(Net(), "cpu", None, precision="int8", example_inputs=EXAMPLE), nc.DataError, "data"),
     # target and precision
     "unknown target": (compiled(Net(), "gpu", None, example_inputs=EXAMPLE), nc.TargetError, "gpu"),
     "unknown CPU": (compiled(Net(), "cpu:zenver4", None, example_inputs=EXAMPLE), nc.TargetError, "znver4"),
     "no threads": (compiled(Net(), "cpu", None, num_threads=0, example_inputs=EXAMPLE), nc.TargetError, "thread"),
     "unknown precision": (
-        compiled(Net(), "cpu", None, precision="int3", data=X, example_inputs=EXAMPLE), nc.PlanError, "int3"),
+        compiled(Net(), "cpu", None, precision="int3", data=X, example_inputs=EXAMPLE),
+        nc.PlanError,
+        "int3",
+    ),
     "precision the target lacks": (
-        compiled(Net(), "cpu:haswell", None, precision="int8", data=X, example_inputs=EXAMPLE), nc.TargetError, "int8"),
+        compiled(Net(), "cpu:haswell", None, precision="int8", data=X, example_inputs=EXAMPLE),
+        nc.TargetError,
+        "int8",
+    ),
     "broken plan": (lambda _: nc.PrecisionPlan.from_json("{}"), nc.PlanError, ""),
     # programs
     "program missing": (lambda p: nc.load(p / "none.ncast"), nc.ProgramError, "none.ncast"),
@@ -196,10 +248,16 @@ CASES: dict[str, tuple[Callable[[Path], object], type[nc.CompileError], str]] = 
     "call with wrong type": (call(np.zeros((1, 8), np.int64)), nc.ProgramError, "'x'"),
     "call without inputs": (call(), nc.ProgramError, "x float32"),
     "call with an unknown name": (call(z=X[:1]), nc.ProgramError, "z"),
-    "unknown source": (lambda _: nc.compile(Net(), "cpu", None, example_inputs=EXAMPLE).source("ptx"), nc.ProgramError, "ptx"),
+    "unknown source": (
+        lambda _: nc.compile(Net(), "cpu", None, example_inputs=EXAMPLE).source("ptx"),
+        nc.ProgramError,
+        "ptx",
+    ),
     "unknown layer": (
         lambda _: nc.compile(Net(), "cpu", None, example_inputs=EXAMPLE).source("tir", layer="conv9"),
-        nc.ProgramError, "conv9"),
+        nc.ProgramError,
+        "conv9",
+    ),
 }
 
 

@@ -30,7 +30,7 @@ def test_every_flipped_bit_is_refused(saved: Path) -> None:
             flipped = bytearray(data)
             flipped[position] ^= 1 << bit
             saved.write_bytes(flipped)
-            with pytest.raises(ProgramError, match="damaged|not a narrowcast program"):
+            with pytest.raises(ProgramError, match=r"damaged|not a narrowcast program"):
                 read_container(saved)
 
 

@@ -25,30 +25,31 @@ _STEPS = 40_000
 def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
     """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds and stores their sum."""
     unit = arithmetic(precision, target.capabilities)
-    with IRBuilder() as builder:
-        with T.prim_func():
-            T.func_name("peak")
-            T.func_attr({"tirx.noalias": True})
-            out = T.arg("out", T.buffer((target.threads * unit.lanes,), unit.accumulator))
-            with T.parallel(target.threads) as thread, unit.helpers():
-                named("thread", thread)
-                accumulators = [named(f"acc{i}", T.alloc_buffer((unit.lanes,), unit.accumulator))
-                                for i in range(_ACCUMULATORS)]
-                left = named("left", T.alloc_buffer((unit.panel,), unit.operand))
-                right = named("right", T.alloc_buffer((unit.panel,), unit.weight))
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name("peak")
+        T.func_attr({"tirx.noalias": True})
+        out = T.arg("out", T.buffer((target.threads * unit.lanes,), unit.accumulator))
+        with T.parallel(target.threads) as thread, unit.helpers():
+            named("thread", thread)
+            accumulators = [
+                named(f"acc{i}", T.alloc_buffer((unit.lanes,), unit.accumulator)) for i in range(_ACCUMULATORS)
+            ]
+            left = named("left", T.alloc_buffer((unit.panel,), unit.operand))
+            right = named("right", T.alloc_buffer((unit.panel,), unit.weight))
+            for acc in accumulators:
+                store(acc, 0, splat(0, unit.lanes, unit.accumulator), unit.lanes)
+            store(left, 0, tirx.Broadcast(_cast(thread, unit.operand), unit.panel), unit.panel)
+            store(right, 0, tirx.Broadcast(_cast(thread, unit.weight), unit.panel), unit.panel)
+            with T.serial(_STEPS):
                 for acc in accumulators:
-                    store(acc, 0, splat(0, unit.lanes, unit.accumulator), unit.lanes)
-                store(left, 0, tirx.Broadcast(_cast(thread, unit.operand), unit.panel), unit.panel)
-                store(right, 0, tirx.Broadcast(_cast(thread, unit.weight), unit.panel), unit.panel)
-                with T.serial(_STEPS):
-                    for acc in accumulators:
-                        product = unit.multiply_add(load(acc, 0, unit.lanes), unit.broadcast(left, 0),
-                                                    unit.weights(right, 0))
-                        store(acc, 0, product, unit.lanes)
-                total = load(accumulators[0], 0, unit.lanes)
-                for acc in accumulators[1:]:
-                    total = total + load(acc, 0, unit.lanes)
-                store(out, thread * unit.lanes, total, unit.lanes)
+                    product = unit.multiply_add(
+                        load(acc, 0, unit.lanes), unit.broadcast(left, 0), unit.weights(right, 0)
+                    )
+                    store(acc, 0, product, unit.lanes)
+            total = load(accumulators[0], 0, unit.lanes)
+            for acc in accumulators[1:]:
+                total = total + load(acc, 0, unit.lanes)
+            store(out, thread * unit.lanes, total, unit.lanes)
     return builder.get().with_attr("global_symbol", "peak")
 
 
