@@ -53,11 +53,11 @@ class Percentile:
         centres, counts = statistics.occupied()
         cumulative = np.cumsum(counts)
         tail = statistics.count * (100.0 - self.p) / 200.0
-        first = np.searchsorted(cumulative, tail, side="right")
-        last = np.searchsorted(cumulative, statistics.count - tail, side="left")
-        half = statistics.bin_width / 2
-        low = max(centres[min(first, len(centres) - 1)] - half, statistics.minimum)
-        high = min(centres[min(last, len(centres) - 1)] + half, statistics.maximum)
+        bounds = np.array([np.searchsorted(cumulative, tail, side="right"),
+                           np.searchsorted(cumulative, statistics.count - tail, side="left")])
+        first, last = centres[np.minimum(bounds, len(centres) - 1)]
+        low = max(first - statistics.bin_width / 2, statistics.minimum)
+        high = min(last + statistics.bin_width / 2, statistics.maximum)
         return QParams.from_range(low, high)
 
 
@@ -104,7 +104,7 @@ def calibrate(groups: Iterable[Group], statistics: Mapping[str, TensorStatistics
     What a movement group with one input writes has its input's parameters. The inputs of one with several (concat)
     and its output share parameters where that makes no input's scale more than twice its own (one bit).
     """
-    classes = {name: (name,) for name in statistics}
+    classes: dict[str, tuple[str, ...]] = {name: (name,) for name in statistics}
     chosen = {name: calibrator(s) for name, s in statistics.items()}
     for group in groups:
         names = dict.fromkeys((*group.inputs, group.name))
@@ -121,5 +121,5 @@ def calibrate(groups: Iterable[Group], statistics: Mapping[str, TensorStatistics
 
 def _together(statistics: list[TensorStatistics]) -> TensorStatistics:
     """The statistics of several tensors as if they were one, without channels."""
-    plain = [replace(s, channel_absmax=np.float32([s.absmax])) for s in statistics]
+    plain = [replace(s, channel_absmax=np.array([s.absmax], np.float32)) for s in statistics]
     return reduce(lambda a, b: a.merged(b), plain)

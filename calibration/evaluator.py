@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,8 +121,9 @@ def _slice(values: torch.Tensor, index: int, shape: tuple[int, ...]) -> torch.Te
 
 
 def _concatenated(runs: Sequence[Evaluation]) -> Evaluation:
-    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(parts) if parts[0].dim() else torch.stack(list(parts))
+    def join(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+        tensors = list(parts)
+        return torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors)
 
     return Evaluation({k: join([r.values[k] for r in runs]) for k in runs[0].values},
                       {k: join([r.materialised[k] for r in runs]) for k in runs[0].materialised},

@@ -13,7 +13,7 @@ arrive and dropped, so memory is that of one backward pass plus, in 16 bits, the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,12 +55,14 @@ def output_scales(evaluator: Evaluator, statistics: Mapping[str, TensorStatistic
 
 def estimate_sensitivities(
     evaluator: Evaluator, samples: Sequence[Inputs], qparams: Mapping[str, QParams], scales: Mapping[str, float], *,
-    seed: int = 0, per_channel: bool = True, progress: Progress | None = None,
+    seed: int = 0, draws: int = 1, per_channel: bool = True, progress: Progress | None = None,
 ) -> Sensitivities:
     """Estimate all sensitivities over ``samples``.
 
     qparams : the u8 parameters by tensor; a tensor without them has no uint8 entries, nor has a group that reads it.
     scales : of the float outputs, from ``output_scales``.
+    draws : random directions per sample, each one backward pass; the estimate's relative standard error is about
+        ``sqrt(2 / (samples * draws))`` where one direction of the output dominates.
     per_channel : whether INT8 weights have a scale per output channel.
     progress : called as ``progress(done, total)`` after each of ``samples``.
 
@@ -74,12 +76,13 @@ def estimate_sensitivities(
     count, generator = 0, torch.Generator().manual_seed(seed)
     for done, inputs in enumerate(samples, start=1):
         for sample in evaluator.samples_of(inputs):
-            for key, product in pass_.run(sample, generator).items():
-                totals[key] += product**2
+            for products in pass_.run(sample, generator, draws):
+                for key, product in products.items():
+                    totals[key] += product**2
             count += 1
         if progress is not None:
             progress(done, len(samples))
-    elements = count * pass_.output_elements
+    elements = count * draws * pass_.output_elements
     compute = {(name, p): total / elements for (name, p), total in totals.items() if isinstance(p, Precision)}
     storage = {(name, d): total / elements for (name, d), total in totals.items() if not isinstance(d, Precision)}
     return Sensitivities(compute, storage, count)
@@ -135,9 +138,9 @@ class _BackwardPass:
         rounded = rounded_weights(weights, program.group.anchor.value, precision, per_channel=per_channel)
         return (rounded - weights).bfloat16()
 
-    def run(self, sample: Mapping[str, torch.Tensor], generator: torch.Generator) -> dict[_Key, float]:
-        """The scalar products of one sample by key."""
-        self.products: dict[_Key, float] = {}
+    def run(self, sample: Mapping[str, torch.Tensor], generator: torch.Generator,
+            draws: int) -> Iterator[dict[_Key, float]]:
+        """The scalar products of one sample by key, for each of ``draws`` directions."""
         values: dict[str, Value] = {name: _differentiable(x) for name, x in sample.items()}
         for binding in self.evaluator.bindings:
             name, expr = binding.var.name, binding.value
@@ -145,18 +148,19 @@ class _BackwardPass:
                 values[name] = values[expr.tuple_value.name][expr.index]
             else:
                 values[name] = self._group(self.evaluator.programs[name], values)
-        objective, self.output_elements = torch.zeros(()), 0
-        for name in self.evaluator.outputs:
-            y = values[name]
-            if isinstance(y, torch.Tensor) and y.is_floating_point() and name in self.scales:
-                direction = torch.randn(y.shape, generator=generator)
-                objective = objective + (direction * y).sum() / self.scales[name]
-                self.output_elements += y.numel()
-        if not self.output_elements:
+        outputs = [(y, self.scales[name]) for name in self.evaluator.outputs if name in self.scales
+                   and isinstance(y := values[name], torch.Tensor) and y.is_floating_point()]
+        del values
+        self.output_elements = sum(y.numel() for y, _ in outputs)
+        if not outputs:
             raise DataError("the network has no floating point output to measure noise on")
-        if objective.requires_grad:
-            objective.backward()
-        return self.products
+        for draw in range(draws):
+            self.products: dict[_Key, float] = {}
+            objective = sum(((torch.randn(y.shape, generator=generator) * y).sum() / scale for y, scale in outputs),
+                            torch.zeros(()))
+            if objective.requires_grad:
+                objective.backward(retain_graph=draw + 1 < draws)
+            yield self.products
 
     def _group(self, program: GroupProgram, values: Mapping[str, Value]) -> Value:
         group = program.group
