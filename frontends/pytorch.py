@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ImportModelError
 from .aten.graph import decompose_unknown, functionalize
+from .aten.regions import inline_regions
 from .aten.translate import Translator
 from .model import ImportedModel
 
@@ -47,7 +48,7 @@ def import_pytorch(model: torch.nn.Module | ExportedProgram, example_inputs: Any
     else:
         exported, flat = _export(model, example_inputs), None
     with _quiet():
-        exported = decompose_unknown(functionalize(exported))
+        exported = decompose_unknown(functionalize(inline_regions(exported)))
         return Translator(exported, flat).run()
 
 

@@ -38,6 +38,13 @@ def elu(c: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: f
     return result if scale == 1 else c.emit(_op.multiply(result, c.expr(float(scale))))
 
 
+def rrelu(c: Context, x: Value, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+          *_: Value) -> Expr:
+    if training:
+        raise c.refuse("a randomized leaky ReLU has no translation in training form", hint="export in eval() mode")
+    return leaky_relu(c, x, (lower + upper) / 2)
+
+
 def celu(c: Context, x: Value, alpha: float = 1) -> Expr:
     return elu(c, x, alpha, 1, 1.0 / alpha)
 
@@ -108,6 +115,6 @@ TABLE: dict[str, Handler] = {
     "relu": direct(_op.nn.relu), "sigmoid": direct(_op.sigmoid), "tanh": direct(_op.tanh), "silu": direct(_op.nn.silu),
     "hardswish": direct(custom.hard_swish), "hardsigmoid": direct(custom.hard_sigmoid),
     "relu6": lambda c, x: hardtanh(c, x, 0, 6), "hardtanh": hardtanh, "gelu": gelu, "leaky_relu": leaky_relu,
-    "elu": elu, "celu": celu, "selu": selu, "prelu": prelu, "_prelu_kernel": prelu, "softplus": softplus,
+    "elu": elu, "celu": celu, "selu": selu, "rrelu": rrelu, "prelu": prelu, "_prelu_kernel": prelu, "softplus": softplus,
     "log_sigmoid": log_sigmoid, "mish": mish, "hardshrink": hardshrink, "threshold": threshold, "glu": glu,
 }

@@ -199,6 +199,11 @@ def lerp(c: Context, x: Value, end: Value, weight: Value) -> Expr:
     return c.emit(_op.add(c.expr(x), c.emit(_op.multiply(difference, c.expr(weight, "float32")), "step")))
 
 
+def hypot(c: Context, x: Value, y: Value) -> Expr:
+    squares = [c.emit(_op.square(c.expr(v, "float32")), "square") for v in (x, y)]
+    return c.emit(_op.sqrt(c.emit(_op.add(*squares), "sum")))
+
+
 def fmod(c: Context, x: Value, y: Value) -> Expr:
     return c.emit(_op.mod(c.expr(x, c.dtype), c.expr(y, c.dtype)))
 
@@ -275,7 +280,7 @@ TABLE: dict[str, Handler] = {
     "true_divide": div, "floor_divide": floor_divide, "pow": pow_, "fmod": fmod, "remainder": remainder,
     "maximum": binary(_op.maximum), "minimum": binary(_op.minimum), "atan2": binary(_op.atan2),
     "clamp": clamp, "clip": clamp, "clamp_min": clamp, "clamp_max": lambda c, x, high: clamp(c, x, None, high),
-    "addcmul": addcmul, "addcdiv": addcdiv, "lerp": lerp, "nan_to_num": nan_to_num,
+    "addcmul": addcmul, "addcdiv": addcdiv, "lerp": lerp, "hypot": hypot, "nan_to_num": nan_to_num,
     "eq": comparison(_op.equal), "ne": comparison(_op.not_equal), "lt": comparison(_op.less),
     "le": comparison(_op.less_equal), "gt": comparison(_op.greater), "ge": comparison(_op.greater_equal),
     "not_equal": comparison(_op.not_equal), "less": comparison(_op.less), "greater": comparison(_op.greater),

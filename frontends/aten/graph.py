@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,7 @@ _MAYBE_VIEWS = frozenset({"reshape", "flatten", "contiguous", "to", "dropout", "
 def decompose_unknown(program: ExportedProgram) -> ExportedProgram:
     """The program with operators that have no entry replaced by PyTorch's decompositions, as far as there are any."""
     for _ in range(_ROUNDS):
-        table = {op: rule for op in unknown_operators(program) if (rule := _decomposition(op)) is not None}
+        table = _decompositions(unknown_operators(program))
         if not table:
             return program
         program = _rerun(program, table)
@@ -106,11 +107,20 @@ def is_answered(op: torch._ops.OpOverload) -> bool:
     return packet_name(op) in IGNORED | SHAPE_QUERIES
 
 
-def _decomposition(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    rule = torch.export.default_decompositions().get(op) or torch._decomp.decomposition_table.get(op)
-    if rule is None and op._can_decompose():
-        rule = op.decompose
-    return rule  # type: ignore[no-any-return]
+def _decompositions(operators: set[torch._ops.OpOverload]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """PyTorch's rules for those of the operators that have one."""
+    if not operators:
+        return {}
+    rules = {**torch._decomp.decomposition_table, **torch.export.default_decompositions().materialize()}
+    return {op: rule for op in operators if (rule := rules.get(op) or _composite_kernel(op)) is not None}
+
+
+def _composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The kernel of an operator that is implemented by others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+        return None
+    return functools.partial(op._op_dk, key)
 
 
 def _rerun(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:

@@ -100,6 +100,11 @@ def expand(c: Context, x: Value, sizes: Sequence[int], **_: Value) -> Value:
     return c.expr(x) if target == shape(x) else c.emit(_op.broadcast_to(c.expr(x), target))
 
 
+def copy(c: Context, x: Value, source: Value, *_: Value) -> Value:
+    """``x`` overwritten by ``source``, which has or broadcasts to its shape."""
+    return expand(c, c.expr(source, c.dtype), shape(x))
+
+
 def expand_as(c: Context, x: Value, other: Value) -> Value:
     return expand(c, x, shape(other))
 
@@ -314,12 +319,32 @@ def meshgrid(c: Context, tensors: Sequence[Value], *, indexing: str = "ij") -> V
                  for v, p in zip(tensors, places, strict=True))
 
 
+def diagonal(c: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """The diagonal as the last axis: a gather at constant positions of the two axes joined."""
+    a, b = axis_of(x, dim1), axis_of(x, dim2)
+    rest = [i for i in range(rank(x)) if i not in (a, b)]
+    rows, columns = shape(x)[a], shape(x)[b]
+    positions = np.diagonal(np.arange(rows * columns).reshape(rows, columns), offset).copy()
+    front = permuted(c, x, [*rest, a, b], "front")
+    joined = reshaped(c, front, (*(shape(x)[i] for i in rest), rows * columns), "joined")
+    return c.emit(_op.take(joined, c.expr(torch.from_numpy(positions)), axis=len(rest), mode="clip"))
+
+
+def unfold(c: Context, x: Value, dim: int, size: int, step: int) -> Value:
+    """Windows of one axis, their elements as the last axis: a gather at constant positions."""
+    axis = axis_of(x, dim)
+    starts = np.arange(0, shape(x)[axis] - size + 1, step)
+    windows = c.emit(_op.take(c.expr(x), c.expr(torch.from_numpy(starts[:, None] + np.arange(size))), axis=axis,
+                              mode="clip"), "windows")
+    return permuted(c, windows, [i for i in range(rank(windows)) if i != axis + 1] + [axis + 1])
+
+
 TABLE: dict[str, Handler] = {
     "view": view_dispatch, "reshape": view, "_unsafe_view": view, "_reshape_alias": view, "view_copy": view,
     "view_as": view_as, "reshape_as": view_as, "flatten": flatten, "unflatten": unflatten, "ravel": flatten,
     "permute": permute, "transpose": transpose, "swapaxes": transpose, "swapdims": transpose, "t": t, "numpy_T": t,
     "mT": matrix_transpose, "adjoint": matrix_transpose, "movedim": movedim, "moveaxis": movedim,
-    "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "expand_as": expand_as, "broadcast_to": expand,
+    "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "expand_as": expand_as, "copy": copy, "broadcast_to": expand,
     "repeat": repeat, "tile": repeat, "repeat_interleave": repeat_interleave, "cat": cat, "concat": cat,
     "concatenate": cat, "stack": stack, "slice": slice_, "narrow": narrow, "select": select, "split": split,
     "split_with_sizes": split_sizes, "unsafe_split": split, "unsafe_chunk": chunk, "chunk": chunk,
@@ -330,5 +355,5 @@ TABLE: dict[str, Handler] = {
     "replication_pad3d": padding_of("replicate"), "tril": triangle(lower=True), "triu": triangle(lower=False),
     "pixel_shuffle": pixel_shuffle, "pixel_unshuffle": pixel_unshuffle, "channel_shuffle": channel_shuffle,
     "native_channel_shuffle": channel_shuffle, "slice_scatter": slice_scatter, "select_scatter": select_scatter,
-    "meshgrid": meshgrid,
+    "meshgrid": meshgrid, "diagonal": diagonal, "unfold": unfold,
 }

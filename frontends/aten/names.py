@@ -53,9 +53,10 @@ def _operator(node: Node) -> str:
 
 
 def _run(node: Node) -> str:
-    """The path of the innermost module, with PyTorch's mark of which of its calls it is."""
+    """The path of the innermost module, with PyTorch's mark of which of its calls it is (``relu@1``)."""
     stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(stack.values()), ("", None))[0])
+    key, (path, _) = next(reversed(stack.items()), ("", ("", None)))
+    return f"{path}@{key.rpartition('@')[2]}" if "@" in key and "@" not in path else str(path)
 
 
 def _path(node: Node) -> str:
