@@ -12,7 +12,8 @@ What is least is the time of a call in microseconds; what is bounded is the pred
 * Tensors whose producer has no epilogue may get further storages by stand-alone casts, always to a less precise one.
 
 Solved with HiGHS (Huangfu and Hall, "Parallelizing the dual revised simplex method", 2018) through SciPy, with a gap
-of zero and without randomness: the same problem gives the same answer.
+of zero and without randomness: the same problem gives the same answer. Some hundred groups take a fraction of a second;
+should a problem ever take minutes, the best answer of the first is taken.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TensorStorage = tuple[str, str]
 
 # Ties are broken towards the more precise, less storage and fewer casts, by ten-thousandths of a microsecond.
 _TIE_US = 1e-4
+_TIME_LIMIT_S = 60.0
 _RANK = {Precision.FP32: 0, Precision.BF16: 1, Precision.FP16: 1, Precision.INT8: 2}
 
 
@@ -243,7 +245,8 @@ class _Model:
         result = optimize.milp(
             np.array(self._cost), integrality=np.ones(len(self._cost)),
             bounds=optimize.Bounds(np.zeros(len(self._cost)), np.array(self._upper)),
-            constraints=optimize.LinearConstraint(matrix, low, high), options={"mip_rel_gap": 0.0})
+            constraints=optimize.LinearConstraint(matrix, low, high),
+            options={"mip_rel_gap": 0.0, "time_limit": _TIME_LIMIT_S})
         if result.x is None:
             forced = self.problem.forced
             raise PlanError("no assignment of precisions is possible", found=result.message,
