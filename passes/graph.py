@@ -20,6 +20,7 @@ from ..ir import (
     rewrite,
     substitute,
     uses_of,
+    variables_of,
     with_main,
 )
 from .eliminate import without_dead_code
@@ -95,7 +96,7 @@ class Replacement:
     """What stands for a matched root: ``build(emit, *inputs)`` with the rebuilt ``inputs``.
 
     ``emit(expr, part)`` binds an intermediate value under the root's name and a part's (an empty one: the root's
-    name itself); the result may be a call, a variable or a constant.
+    name itself), or under ``name``; the result may be a call, a variable or a constant.
     """
 
     inputs: tuple[Expr, ...]
@@ -112,12 +113,15 @@ def replace_matches(mod: tvm.IRModule, find: Find) -> tvm.IRModule:
     The new value has the root's name, intermediates are named ``root.part``.
     """
     graph = Graph(mod["main"])
+    found = {b.var: r for b in graph.bindings if (r := find(graph, b)) is not None}
+    live = _live(graph, found)
     rebuilt: dict[relax.Var, Expr] = {}
 
     def visit(builder: GraphBuilder, binding: relax.VarBinding, value: Expr) -> Expr:
-        found = find(graph, binding)
-        if found is not None:
-            value = _build(builder, binding, found, rebuilt)
+        if binding.var not in live:
+            return binding.var
+        if binding.var in found:
+            value = _build(builder, binding, found[binding.var], rebuilt)
         if not isinstance(value, (relax.Var, Constant)):
             value = builder.emit(value, binding.var.name)
         rebuilt[binding.var] = value
@@ -126,10 +130,21 @@ def replace_matches(mod: tvm.IRModule, find: Find) -> tvm.IRModule:
     return with_main(mod, without_dead_code(rewrite(mod["main"], visit)))
 
 
+def _live(graph: Graph, found: Mapping[relax.Var, Replacement]) -> set[relax.Var]:
+    """The variables that outputs depend on once the replacements are made; the others' names are free."""
+    live = set(graph.outputs)
+    for binding in reversed(graph.bindings):
+        if binding.var in live:
+            read = found[binding.var].inputs if binding.var in found else (binding.value,)
+            live.update(v for expr in read for v in variables_of(expr))
+    return live
+
+
 def _build(
     builder: GraphBuilder, binding: relax.VarBinding, found: Replacement, rebuilt: Mapping[relax.Var, Expr],
 ) -> Expr:
-    def emit(expr: Expr, part: str = "part") -> relax.Var:
-        return builder.emit(expr, f"{binding.var.name}.{part}" if part else binding.var.name)
+    def emit(expr: Expr, part: str = "part", *, name: str | None = None) -> relax.Var:
+        own = f"{binding.var.name}.{part}" if part else binding.var.name
+        return builder.emit(expr, own if name is None else name)
 
     return found.build(emit, *(substitute(expr, rebuilt) for expr in found.inputs))

@@ -12,7 +12,7 @@ from tvm import relax
 from ..ir import Constant, Expr, constant_value, dtype_of, op_name, shape_of
 from .base import Refusal
 from .graph import Emit, Graph, Replacement, replace_matches
-from .simplify import permutation_of
+from .reshapes import permutation_of
 
 
 @dataclass(frozen=True)

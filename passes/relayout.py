@@ -10,7 +10,7 @@ from tvm import relax
 from ..ir import Constant, Expr, constant, constant_value, op_name, shape_of, substitute
 from .kinds import ELEMENTWISE, REDUCE
 from .layouts import Axes, Layouts, channels_last, identity, moves_nothing
-from .simplify import permutation_of
+from .reshapes import RESHAPES, permutation_of
 
 Rule = Callable[[Layouts, relax.VarBinding], bool]
 """Writes one binding into the new function; False where the operator needs the user's layout."""
@@ -203,22 +203,40 @@ def _reshape(layouts: Layouts, binding: relax.VarBinding) -> bool:
 def reshaped_layout(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]) -> Axes | None:
     """The layout of a reshape's result, so that stored in it, it is a reshape of the source stored in ``axes``.
 
-    There is one where the source's elements are in their own order, where only dimensions of 1 come or go, and where
-    the reshape keeps the leading dimensions and the layout the trailing ones. None elsewhere.
+    A reshape splits and merges runs of neighbouring axes. The layout may permute these runs, not the axes within one.
+    None where it does.
     """
     if moves_nothing(source, axes, identity(len(source))):
         return identity(len(result))
-    long_source = [a for a, d in enumerate(source) if d != 1]
-    long_result = [a for a, d in enumerate(result) if d != 1]
-    if [source[a] for a in long_source] == [result[a] for a in long_result]:
-        place = {r: axes.index(s) for s, r in zip(long_source, long_result, strict=True)}
-        keys = [max((place[r] for r in long_result if r == a), default=-1) for a in range(len(result))]
-        return tuple(sorted(range(len(result)), key=lambda a: keys[a]))
-    kept = next((i for i, (s, r) in enumerate(zip(source, result, strict=False)) if s != r),
-                min(len(source), len(result)))
-    if axes[kept:] != tuple(range(kept, len(source))):
-        return None
-    return (*axes[:kept], *range(kept, len(result)))
+    stored = [a for a in axes if source[a] != 1]
+    place: dict[int, int] = {}
+    for source_axes, result_axes in _runs(source, result):
+        first = stored.index(source_axes[0])
+        if stored[first:first + len(source_axes)] != source_axes:
+            return None
+        place.update(dict.fromkeys(result_axes, first))
+    # A dimension of 1 stays behind the one that it follows.
+    for axis in range(len(result)):
+        place.setdefault(axis, place.get(axis - 1, -1))
+    return tuple(sorted(range(len(result)), key=lambda axis: place[axis]))
+
+
+def _runs(source: tuple[int, ...], result: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """The shortest runs of axes of ``source`` and ``result`` that hold the same elements; axes of 1 are left out."""
+    runs: list[tuple[list[int], list[int]]] = []
+    rest = [a for a, d in enumerate(result) if d != 1]
+    run: tuple[list[int], list[int]] = ([], [])
+    left = right = 1
+    for axis in (a for a, d in enumerate(source) if d != 1):
+        run[0].append(axis)
+        left *= source[axis]
+        while rest and right < left:
+            right *= result[rest[0]]
+            run[1].append(rest.pop(0))
+        if left == right:
+            runs.append(run)
+            run = ([], [])
+    return runs
 
 
 def _only_rows(layouts: Layouts, binding: relax.VarBinding) -> bool:
@@ -269,7 +287,6 @@ def as_it_is(layouts: Layouts, binding: relax.VarBinding) -> None:
 
 
 _POOLS = [f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (1, 2)]
-_RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims", "relax.nn.batch_flatten")
 _RULES: dict[str, Rule] = {
     "relax.nn.conv1d": _convolution,
     "relax.nn.conv2d": _convolution,
@@ -283,7 +300,7 @@ _RULES: dict[str, Rule] = {
     "relax.nn.pad": _pad,
     "relax.strided_slice": _slice,
     "relax.permute_dims": _permute,
-    **dict.fromkeys(_RESHAPES, _reshape),
+    **dict.fromkeys(RESHAPES, _reshape),
     "relax.matmul": _matmul,
     "relax.nn.layer_norm": _normalization,
     "relax.nn.rms_norm": _normalization,

@@ -11,6 +11,7 @@ from tvm import relax
 
 from ..ir import Constant, Expr, constant, constant_value, dtype_of, op_name, shape_of
 from .graph import Emit, Graph, Replacement, replace_matches, scalar
+from .reshapes import RESHAPES, permutation_of, reshape_rule
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Simplify:
         y = relax.strided_slice(x, axes=[1], begin=[n], end=[2 n])
 
     Requires: the normal form.
-    Ensures: no reshape, cast, permutation, slice, pad or clip that changes nothing; no addition of 0 or
-    multiplication with 1 on float tensors; no reshape of a reshape; no ``split`` with static sections, ``dropout``,
-    ``prelu``, ``pixel_shuffle`` or inference ``batch_norm`` on float tensors; a subtraction of, or a division by, a
-    constant is an addition or a multiplication (the reciprocal is rounded to float32).
+    Ensures: no reshape, cast, permutation, slice, pad or clip that changes nothing; no addition of 0, no multiplication
+    with 1; no reshape of a reshape, nor around a linear layer, nor one that splits a permutation of a reshape; no items
+    of ``split``, ``dropout`` or inference ``batch_norm``; no ``prelu`` with a constant slope, no ``pixel_shuffle`` of a
+    4-dimensional tensor; a subtraction of, or a division by, a float32 constant is an addition or a multiplication
+    (the reciprocal is rounded to float32).
     Does not fire when: a constant operand broadcasts the other one to a larger shape.
     """
 
@@ -56,18 +58,6 @@ def _unchanged_shape(graph: Graph, call: relax.Call) -> Replacement | None:
     return _same_as(call.args[0]) if same else None
 
 
-def _reshape(graph: Graph, call: relax.Call) -> Replacement | None:
-    source = call.args[0]
-    shape = shape_of(call)
-    while (inner := graph.call(source, *_RESHAPES)) is not None:
-        source = inner.args[0]
-    if shape_of(source) == shape:
-        return _same_as(source)
-    if source.same_as(call.args[0]) and op_name(call) == "relax.reshape":
-        return None
-    return Replacement((source,), lambda emit, x: relax.op.reshape(x, shape))
-
-
 def _astype(graph: Graph, call: relax.Call) -> Replacement | None:
     return _same_as(call.args[0]) if dtype_of(call) == dtype_of(call.args[0]) else None
 
@@ -82,13 +72,6 @@ def _permute(graph: Graph, call: relax.Call) -> Replacement | None:
     if axes == tuple(range(len(axes))):
         return _same_as(source)
     return None if inner is None else Replacement((source,), lambda emit, x: relax.op.permute_dims(x, list(axes)))
-
-
-def permutation_of(call: relax.Call) -> tuple[int, ...]:
-    """The axes of a ``permute_dims``, non-negative; reversed where none are given."""
-    rank = len(shape_of(call))
-    axes = call.attrs.axes
-    return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
 
 
 def _neutral(side: int, neutral: float) -> Callable[[Graph, relax.Call], Replacement | None]:
@@ -246,9 +229,8 @@ def _pixel_shuffle(graph: Graph, call: relax.Call) -> Replacement | None:
     return Replacement((call.args[0],), build)
 
 
-_RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims", "relax.nn.batch_flatten")
 _RULES: dict[str, Callable[[Graph, relax.Call], Replacement | None]] = {
-    **dict.fromkeys(_RESHAPES, _reshape),
+    **dict.fromkeys(RESHAPES, reshape_rule),
     "relax.broadcast_to": _unchanged_shape,
     "relax.astype": _astype,
     "relax.permute_dims": _permute,

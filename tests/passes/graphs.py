@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import tvm
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.operators.reference import run
 from narrowcast.passes.base import Pass, require_well_formed
-from tvm import relax
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -9,18 +9,19 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tvm import relax
+
 from narrowcast.ir import Expr, op_bindings, op_name
 from narrowcast.passes import Simplify, ToChannelsLast
 from narrowcast.passes.layouts import moves_nothing
 from narrowcast.passes.relayout import reshaped_layout
-from tvm import relax
 
 from .graphs import Net, apply_checked, assert_equal, assert_unchanged, const, ops_of, weights
 
 op = relax.op
 
 
-def _conv(net: Net, x: Expr, outputs: int, kernel: int = 3, name: str = "conv", **attrs: object) -> relax.Var:
+def _conv(net: Net, x: Expr, outputs: int, kernel: int = 3, name: str = "conv", **attrs: int) -> relax.Var:
     inputs = int(x.ty.shape[1]) // int(attrs.get("groups", 1))
     weight = const(weights(outputs, inputs, kernel, kernel) / (kernel * np.sqrt(inputs)))
     return net(op.nn.conv2d(x, weight, padding=kernel // 2, **attrs), name)
@@ -175,5 +176,6 @@ def test_reshaped_layout_is_right(data: st.DataObject) -> None:
 def test_simplify_after_it_leaves_no_reshape_of_a_reshape() -> None:
     net = Net((2, 1, 1, 8))
     y = net(op.reshape(net.x, (2, 1, 8, 1)))
-    after = apply_checked(Simplify(), apply_checked(ToChannelsLast(), net.module(net(op.mean(_conv(net, y, 2), [2, 3])))))
+    mod = net.module(net(op.mean(_conv(net, y, 2), [2, 3])))
+    after = apply_checked(Simplify(), apply_checked(ToChannelsLast(), mod))
     assert ops_of(after) == ["reshape", "conv2d", "mean"]

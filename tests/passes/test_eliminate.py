@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from narrowcast.passes import EliminateCommonSubexpressions, EliminateDeadCode
 from tvm import relax
+
+from narrowcast.passes import EliminateCommonSubexpressions, EliminateDeadCode
 
 from .graphs import Net, apply_checked, assert_unchanged, const, names_of
 

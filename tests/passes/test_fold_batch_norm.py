@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tvm import relax
+
 from narrowcast.ir import Expr
 from narrowcast.passes import FoldBatchNorm
-from tvm import relax
 
 from .graphs import Net, apply_checked, assert_equal, assert_unchanged, const, names_of, ops_of, weights
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.passes import FoldConstants
-from tvm import relax
 
 from .graphs import Net, apply_checked, assert_equal, assert_unchanged, const, ops_of, weights
 

@@ -7,10 +7,11 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.errors import CompileError
 from narrowcast.passes import FuseGroups, VerifyGroupedForm
-from tvm import relax
 
 from .graphs import Net, apply_checked, const, weights
 
@@ -27,9 +28,9 @@ def _image_net(*more: tuple[int, ...]) -> Net:
     return Net((1, 6, 6, CHANNELS), *more)
 
 
-def _fuse(mod: tvm.IRModule, **options: int) -> dict[str, tuple[str, list[str], tuple[str, ...]]]:
+def _fuse(mod: tvm.IRModule, max_operands: int = 4) -> dict[str, tuple[str, list[str], tuple[str, ...]]]:
     """Kind, ops and inputs of every group by name; the grouped form is verified, and every op is in one group."""
-    after = apply_checked(FuseGroups(**options), mod, terms=2048)
+    after = apply_checked(FuseGroups(max_operands), mod, terms=2048)
     VerifyGroupedForm()(after)
     groups = ir.groups_of(after)
     inside = [b.var.name for g in groups for b in g.bindings]

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 
 import pytest
+from tvm import relax
+
 from narrowcast.ir import Expr
 from narrowcast.passes import RecomposeGelu, RecomposeHardActivations, RecomposeSilu
 from narrowcast.passes.base import Pass
-from tvm import relax
 
 from .graphs import Net, apply_checked, assert_unchanged, const, names_of, ops_of
 

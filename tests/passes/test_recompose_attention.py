@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
+
 from narrowcast.ir import Expr, op_bindings
 from narrowcast.passes import RecomposeAttention, Simplify, ToChannelsLast
-from tvm import relax
 
 from .graphs import EPS, Net, apply_checked, assert_unchanged, const, ops_of, weights
 
@@ -37,7 +39,7 @@ def _divide(net: Net, scores: Expr) -> Expr:
     return net(op.divide(scores, const(4.0)))
 
 
-def _attrs_of(mod: object, name: str) -> object:
+def _attrs_of(mod: tvm.IRModule, name: str) -> tvm.ir.Attrs:
     return next(b.value.attrs for b in op_bindings(mod["main"]) if str(b.value.op.name).endswith(name))
 
 

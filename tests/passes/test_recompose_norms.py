@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tvm import relax
+
 from narrowcast.ir import Expr, constant_value, op_bindings
 from narrowcast.passes import RecomposeLayerNorm, RecomposeRMSNorm, RecomposeSoftmax
-from tvm import relax
 
 from .graphs import EPS, Net, apply_checked, assert_unchanged, const, names_of, ops_of, weights
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tvm import relax
+
 from narrowcast.ir import Expr
 from narrowcast.passes import Simplify
-from tvm import relax
 
 from .graphs import Net, apply_checked, assert_equal, assert_unchanged, const, ops_of, weights
 
