@@ -1,4 +1,4 @@
-"""Markers: tests that need a CPU feature or a model package are skipped, with what is missing, where it is not there."""
+"""Markers: tests that need a CPU feature or a model package are skipped, with what is missing."""
 
 from __future__ import annotations
 

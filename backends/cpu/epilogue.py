@@ -19,9 +19,9 @@ How an anchor's kernel uses it::
 is the first element on the last axis. ``lanes`` is how many of the vector's elements exist (an int or an expression;
 at most L): nothing is read or written beyond them, so the last vector of a row is safe.
 
-``epilogue.bias`` is a float32 vector ``[columns]``, or None: the constant that the group adds to the anchor first. With
-``take_bias=True`` it is the kernel's to add (start accumulators with it, or merge it into an INT8 offset) and ``emit`` does
-not add it; otherwise ``bias`` is None and ``emit`` adds it.
+``epilogue.bias`` is a float32 vector ``[columns]``, or None: the constant that the group adds to the anchor first.
+With ``take_bias=True`` it is the kernel's to add (start accumulators with it, or merge it into an INT8 offset) and
+``emit`` does not add it; otherwise ``bias`` is None and ``emit`` adds it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Epilogue:
     ----------
     constants : arrays that the kernel has to append to its own constants.
     bias : see the module's docstring.
-    shape : the output's shape; for elementwise groups with neighbouring dimensions merged wherever all operands allow it.
+    shape : the output's shape; for elementwise groups neighbouring dimensions are merged where all operands allow it.
     vector_lanes : float32 elements in the target's widest register.
 
     Raises UnsupportedOperatorError, naming the layer, for an op that has no vector code.

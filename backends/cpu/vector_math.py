@@ -24,6 +24,7 @@ import math
 from collections.abc import Sequence
 
 import tvm
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 Vector = tvm.ir.Expr
@@ -87,6 +88,7 @@ def bound(x: Vector) -> Vector:
         return x
     lanes = lanes_of(x)
     slot = T.alloc_buffer((lanes,), dtype.split("x")[0])
+    IRBuilder.name("value", slot)
     where = 0 if lanes == 1 else T.ramp(0, 1, lanes)
     T.buffer_store(slot, x, [where])
     return slot[where]

@@ -58,6 +58,10 @@ def load(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index) -> Vector:
     mask = _mask(lanes, valid)
     if mask is None:
         return buffer[where]
+    if isinstance(valid, int) and valid == 1:
+        # LLVM 22 loads one masked narrow element into every lane instead of the first.
+        dtype = str(buffer.dtype)
+        return T.Select(mask, T.broadcast(buffer[index], lanes), splat(tvm.tirx.const(0, dtype), lanes))
     return T.masked_load(vector_type(str(buffer.dtype), lanes), buffer, where, mask)
 
 

@@ -1,0 +1,48 @@
+"""From a kernel request to a kernel: one table from the kind of group to its builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from ...errors import UnsupportedOperatorError
+from ...ir import op_name
+from ..target import Capabilities
+from .kernel import Kernel, KernelRequest
+
+Builder = Callable[[KernelRequest, Capabilities, int], Kernel]
+
+# Kind of group: the module of this package and its builder.
+BUILDERS = {
+    "conv": ("convolution", "build_conv"),
+    "depthwise": ("depthwise", "build_depthwise"),
+    "matmul": ("gemm", "build_matmul"),
+    "batched_matmul": ("gemm", "build_batched_matmul"),
+    "attention": ("attention", "build_attention"),
+    "softmax": ("rows", "build_rows"),
+    "layer_norm": ("rows", "build_rows"),
+    "rms_norm": ("rows", "build_rows"),
+    "reduce": ("rows", "build_rows"),
+    "pool": ("pooling", "build_pool"),
+    "elementwise": ("elementwise", "build_elementwise"),
+    "movement": ("movement", "build_movement"),
+    "opaque": ("legalized", "build_opaque"),
+}
+
+
+def emit(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a fusion group, for calls that use ``threads`` threads.
+
+    Raises UnsupportedOperatorError, naming the layer, where the group has operators that no builder takes.
+    """
+    kind = request.group.kind
+    if kind not in BUILDERS:
+        raise UnsupportedOperatorError("no kernels for this kind of group", layer=request.group.name, found=kind,
+                                       expected=", ".join(BUILDERS))
+    if kind == "opaque" and op_name(request.group.bindings[0].value) == "narrowcast.lstm":
+        return _builder("lstm", "build_lstm")(request, capabilities, threads)
+    return _builder(*BUILDERS[kind])(request, capabilities, threads)
+
+
+def _builder(module: str, name: str) -> Builder:
+    return getattr(import_module(f".{module}", __package__), name)

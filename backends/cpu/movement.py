@@ -1,0 +1,223 @@
+"""Kernels of movement groups: elements change places, the storage stays.
+
+A tensor is a flat buffer and a *layout*: which element of the buffer each index means. Transposing, slicing and
+broadcasting only change the layout, reshaping does where it can; elements are copied once at the end, or where an
+operator needs them in order (concatenation, padding, pooling, a reshape across a transpose).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ...errors import UnsupportedOperatorError
+from ...ir import Constant, constant_value, op_name, outputs_of, shape_of
+from ...precision import Storage
+from ..target import Capabilities
+from .arrays import encode_array
+from .kernel import Kernel, KernelRequest, buffer_dtype, declare_parameters
+from .strided import Strided, copy, dense, fill
+from .vector_memory import flat_view
+from .windows import Window, emit_max_pool
+
+_RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims", "relax.nn.batch_flatten")
+
+
+def build_movement(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a movement group; all its inputs and its one output share a storage.
+
+    Raises UnsupportedOperatorError for an operator that computes.
+    """
+    constants = [constant for binding in request.group.bindings for constant in _constants(binding.value)]
+    arrays = tuple(encode_array(constant_value(c), request.outputs[0]) for c in constants)
+    with IRBuilder() as builder, T.prim_func():
+        parameters = declare_parameters(request, arrays)
+        known = {**dict(zip(request.group.function.params, parameters.inputs, strict=True)),
+                 **dict(zip(constants, parameters.constants, strict=True))}
+        tensors: dict[tvm.ir.Expr, Strided] = {
+            key: dense(flat_view(buffer), shape_of(key)) for key, buffer in known.items()}
+        stage = _Stage(request.outputs[0], capabilities.vector_bits // 8, threads, request.group.name,
+                       flat_view(parameters.outputs[0]))
+        bindings, last = request.group.bindings, _last_copy(request)
+        for position, binding in enumerate(bindings):
+            tensors[binding.var] = stage.apply(binding, tensors, may_write_output=position >= last)
+        result = tensors[outputs_of(request.group.function)[0]]
+        if result.buffer is not stage.output:
+            copy(dense(stage.output, result.shape), result, stage.vector_bytes, threads)
+    return Kernel(builder.get(), arrays, 0)
+
+
+def _constants(value: tvm.ir.Expr) -> list[Constant]:
+    arguments = [f for arg in value.args for f in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    is_pad = op_name(value) == "relax.nn.pad"
+    return [a for a in arguments if isinstance(a, Constant) and not is_pad]
+
+
+def _last_copy(request: KernelRequest) -> int:
+    """The operator after which only the shape changes: what it or a later one writes is the output."""
+    bindings = request.group.bindings
+    last = len(bindings) - 1
+    while last > 0 and op_name(bindings[last].value) in _RESHAPES:
+        last -= 1
+    return last
+
+
+@dataclass
+class _Stage:
+    """Applies one operator after the other inside the function being built."""
+
+    storage: Storage
+    vector_bytes: int
+    threads: int
+    layer: str
+    output: tvm.ir.Expr
+    target: tvm.ir.Expr | None = None
+
+    def apply(self, binding: relax.VarBinding, tensors: dict[tvm.ir.Expr, Strided], *,
+              may_write_output: bool) -> Strided:
+        call, name = binding.value, op_name(binding.value)
+        if name not in _OPERATORS:
+            raise UnsupportedOperatorError("this operator does not only move elements", layer=self.layer, found=name)
+        arguments = [tensors[f] for arg in call.args for f in (arg.fields if isinstance(arg, relax.Tuple) else [arg])
+                     if f in tensors]
+        self.target = self.output if may_write_output else None
+        return _OPERATORS[name](self, call, arguments, shape_of(binding.var))
+
+    def allocate(self, shape: Sequence[int]) -> Strided:
+        """A dense tensor to write: the output itself where the operator is the last that writes."""
+        buffer = self.target
+        if buffer is None:
+            buffer = T.alloc_buffer((prod(shape),), buffer_dtype(self.storage))
+        return dense(buffer, shape)
+
+    def ordered(self, x: Strided) -> Strided:
+        """``x`` itself, or a dense copy of it in memory of its own."""
+        return x if x.is_dense else self.copied(x, T.alloc_buffer((prod(x.shape),), buffer_dtype(self.storage)))
+
+    def copied(self, x: Strided, buffer: tvm.ir.Expr) -> Strided:
+        """A dense copy of ``x`` in a buffer."""
+        result = dense(buffer, x.shape)
+        copy(result, x, self.vector_bytes, self.threads)
+        return result
+
+    def zero(self, value: float = 0.0) -> int | float:
+        """A real value as it is stored."""
+        stored = encode_array(np.full((1,), value, np.float32), self.storage)[0]
+        return float(stored) if self.storage.dtype == "float32" else int(stored)
+
+
+def _reshape(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    same = inputs[0].reshaped(shape)
+    return same if same is not None else dense(stage.copied(inputs[0], stage.allocate(shape).buffer).buffer, shape)
+
+
+def _permute(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    axes = call.attrs.axes
+    return inputs[0].with_layout(inputs[0].layout.transpose([int(a) for a in axes] if axes is not None else None))
+
+
+def _slice(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    axes, begin, end = ([int(v.value if hasattr(v, "value") else v) for v in arg.fields] for arg in call.args[1:4])
+    steps = [int(v.value) for v in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
+    index = [slice(None)] * len(inputs[0].shape)
+    for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
+        extent = inputs[0].shape[axis]
+        stop = None if step < 0 and last < -extent else last
+        index[axis] = slice(first, stop, step)
+    return inputs[0].with_layout(inputs[0].layout[tuple(index)])
+
+
+def _broadcast(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    return inputs[0].with_layout(np.broadcast_to(inputs[0].layout, shape))
+
+
+def _tile(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    extents = (1,) * (len(shape) - len(inputs[0].shape)) + inputs[0].shape
+    paired = [d for extent in extents for d in (1, extent)]
+    repeated = [d for full, extent in zip(shape, extents, strict=True) for d in (full // extent, extent)]
+    source = stage.ordered(inputs[0])
+    tiled = dense(source.buffer, paired)
+    result = stage.allocate(shape)
+    copy(dense(result.buffer, repeated), tiled.with_layout(np.broadcast_to(tiled.layout, repeated)),
+         stage.vector_bytes, stage.threads)
+    return result
+
+
+def _repeat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    layout = inputs[0].layout if call.attrs.axis is not None else stage.ordered(inputs[0]).layout.reshape(-1)
+    axis = int(call.attrs.axis) % layout.ndim if call.attrs.axis is not None else 0
+    wide = np.expand_dims(layout, axis + 1)
+    extents = (*layout.shape[:axis + 1], int(call.attrs.repeats), *layout.shape[axis + 1:])
+    result = stage.allocate(shape)
+    copy(dense(result.buffer, extents), inputs[0].with_layout(np.broadcast_to(wide, extents)), stage.vector_bytes,
+         stage.threads)
+    return result
+
+
+def _concat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    axis = int(call.attrs.axis if call.attrs.axis is not None else 0) % len(shape)
+    result, first = stage.allocate(shape), 0
+    for x in inputs:
+        index = [slice(None)] * len(shape)
+        index[axis] = slice(first, first + x.shape[axis])
+        copy(result.with_layout(result.layout[tuple(index)]), x, stage.vector_bytes, stage.threads)
+        first += x.shape[axis]
+    return result
+
+
+def _stack(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    axis = int(call.attrs.axis if call.attrs.axis is not None else 0) % len(shape)
+    result = stage.allocate(shape)
+    for position, x in enumerate(inputs):
+        copy(result.with_layout(np.moveaxis(result.layout, axis, 0)[position]), x, stage.vector_bytes, stage.threads)
+    return result
+
+
+def _flip(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    return inputs[0].with_layout(np.flip(inputs[0].layout, int(call.attrs.axis)))
+
+
+def _pad(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    widths, mode = [int(w) for w in call.attrs.pad_width], str(call.attrs.pad_mode)
+    if mode != "constant":
+        raise UnsupportedOperatorError("this way of padding has no kernel", layer=stage.layer, found=mode,
+                                       expected="constant")
+    value = constant_value(call.args[1]).item() if len(call.args) > 1 else float(call.attrs.pad_value)
+    result = stage.allocate(shape)
+    fill(result, stage.zero(value), stage.vector_bytes, stage.threads)
+    index = tuple(slice(before, before + extent)
+                  for before, extent in zip(widths[::2], inputs[0].shape, strict=True))
+    copy(result.with_layout(result.layout[index]), inputs[0], stage.vector_bytes, stage.threads)
+    return result
+
+
+def _max_pool(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+    source, result = stage.ordered(inputs[0]), stage.allocate(shape)
+    emit_max_pool(source.buffer, result.buffer, Window.of(call, source.shape, shape, stage.layer), stage.storage,
+                  stage.vector_bytes, stage.threads)
+    return result
+
+
+_Operator = Callable[[_Stage, relax.Call, Sequence[Strided], tuple[int, ...]], Strided]
+_OPERATORS: dict[str | None, _Operator] = {
+    **dict.fromkeys(_RESHAPES, _reshape),
+    "relax.permute_dims": _permute,
+    "relax.strided_slice": _slice,
+    "relax.broadcast_to": _broadcast,
+    "relax.tile": _tile,
+    "relax.repeat": _repeat,
+    "relax.concat": _concat,
+    "relax.stack": _stack,
+    "relax.flip": _flip,
+    "relax.nn.pad": _pad,
+    "relax.nn.max_pool1d": _max_pool,
+    "relax.nn.max_pool2d": _max_pool,
+    "relax.nn.max_pool3d": _max_pool,
+}

@@ -1,0 +1,159 @@
+"""Sliding windows over channels-last tensors: their geometry, and maximum pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import inf, prod
+
+import tvm
+from tvm import relax
+from tvm.script.ir_builder import tirx as T
+
+from ...errors import UnsupportedOperatorError
+from ...ir import op_name
+from ...precision import Storage
+from .loops import task_loop
+from .vector_math import Vector, splat
+from .vector_memory import Index, decode, encode, load, store
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A window along one spatial axis.
+
+    adaptive : window ``i`` covers ``floor(i * extent / result)`` to ``ceil((i + 1) * extent / result)``.
+    """
+
+    extent: int
+    result: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    adaptive: bool = False
+
+    def start(self, output: Index) -> Index:
+        """The first position of a window; negative in the padding."""
+        if self.adaptive:
+            return T.floordiv(output * self.extent, self.result)
+        return output * self.stride - self.before
+
+    def taps(self, output: Index) -> tuple[Index, Index]:
+        """First and end of the window's taps that lie inside the tensor."""
+        start = self.start(output)
+        if self.adaptive:
+            return 0, T.floordiv((output + 1) * self.extent + self.result - 1, self.result) - start
+        if self.before == 0 and (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation < self.extent:
+            return 0, self.kernel
+        low = T.max(T.floordiv(self.dilation - 1 - start, self.dilation), 0)
+        return low, T.min(self.kernel, T.floordiv(self.extent - start + self.dilation - 1, self.dilation))
+
+    def padded_taps(self, output: Index) -> Index:
+        """How many taps lie inside the tensor or its padding (a window may reach beyond, with ``ceil_mode``)."""
+        if self.adaptive:
+            first, end = self.taps(output)
+            return end - first
+        room = self.extent + self.after - self.start(output) + self.dilation - 1
+        return T.min(self.kernel, T.floordiv(room, self.dilation))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A pooling operator's geometry: [batch, spatial..., channels] in, the same with other extents out."""
+
+    batch: int
+    axes: tuple[Axis, ...]
+    channels: int
+
+    @classmethod
+    def of(cls, call: relax.Call, shape: Sequence[int], result: Sequence[int], layer: str) -> Window:
+        """The geometry of a relax pool. Channels-first layouts become one channel with a larger batch.
+
+        UnsupportedOperatorError for a blocked layout.
+        """
+        layout, rank = str(call.attrs.layout), len(shape)
+        if len(layout) != rank or layout[0] != "N" or "C" not in (layout[1], layout[-1]):
+            raise UnsupportedOperatorError("this layout of a pool has no kernel", layer=layer, found=layout)
+        last = layout[-1] == "C"
+        spatial = range(1, rank - 1) if last else range(2, rank)
+        axes = tuple(_axis(call, i, shape[d], result[d]) for i, d in enumerate(spatial))
+        return cls(shape[0] if last else shape[0] * shape[1], axes, shape[-1] if last else 1)
+
+    @property
+    def positions(self) -> int:
+        """Windows of one image."""
+        return prod(axis.result for axis in self.axes)
+
+    def digits(self, row: Index) -> tuple[Index, list[Index]]:
+        """Image and spatial position of a flattened output row."""
+        digits: list[Index] = []
+        for axis in reversed(self.axes):
+            digits.insert(0, T.floormod(row, axis.result))
+            row = T.floordiv(row, axis.result)
+        return row, digits
+
+    def scan(self, row: Index, body: Callable[[Index], None]) -> None:
+        """Call ``body(index)`` to emit the work on every input row under the window of an output row."""
+        image, digits = self.digits(row)
+        source = image
+        with ExitStack() as stack:
+            for axis, digit in zip(self.axes, digits, strict=True):
+                first, end = axis.taps(digit)
+                tap = stack.enter_context(T.serial(first, end))
+                source = source * axis.extent + axis.start(digit) + tap * axis.dilation
+            body(source)
+
+
+def _axis(call: relax.Call, i: int, extent: int, result: int) -> Axis:
+    attrs = call.attrs
+    if "adaptive" in (op_name(call) or ""):
+        if extent % result:
+            return Axis(extent, result, extent, 1, 1, 0, 0, adaptive=True)
+        return Axis(extent, result, extent // result, extent // result, 1, 0, 0)
+    padding, rank = [int(p) for p in attrs.padding], len(attrs.pool_size)
+    return Axis(extent, result, int(attrs.pool_size[i]), int(attrs.strides[i]), int(attrs.dilation[i]), padding[i],
+                padding[i + rank])
+
+
+def for_each_output(window: Window, lanes: int, threads: int, body: Callable[[Index, Index, int], None]) -> None:
+    """Call ``body(row, column, valid)`` for every vector of channels of every window, on all threads."""
+    full, tail = divmod(window.channels, lanes)
+    rows = window.batch * window.positions
+    work = rows * window.channels * prod(axis.kernel for axis in window.axes)
+    with task_loop(rows, work, threads) as row:
+        if full:
+            with T.serial(0, full) as step:
+                body(row, step * lanes, lanes)
+        if tail:
+            body(row, full * lanes, tail)
+
+
+def emit_max_pool(source: tvm.ir.Expr, target: tvm.ir.Expr, window: Window, storage: Storage, vector_bytes: int,
+                  threads: int) -> None:
+    """Emit a maximum pool on stored elements: uint8 compare as they are (the scale is positive), padding never wins."""
+    raw = storage.qparams is not None
+    dtype = "uint8" if raw else "float32"
+    lanes = 1 if window.channels == 1 else vector_bytes if raw else vector_bytes // 4
+
+    def pool(row: Index, column: Index, valid: int) -> None:
+        slot = T.alloc_buffer((lanes,), dtype)
+        store(slot, 0, splat(0 if raw else -inf, lanes, dtype), lanes)
+
+        def compare(index: Index) -> None:
+            value = load(source, index * window.channels + column, lanes, valid)
+            store(slot, 0, _greater(load(slot, 0, lanes, lanes), value if raw else decode(value, storage)), lanes)
+
+        window.scan(row, compare)
+        result = load(slot, 0, lanes, lanes)
+        if storage.dtype == "bfloat16":
+            result = encode(result, storage, frozenset())
+        store(target, row * window.channels + column, result, valid)
+
+    for_each_output(window, lanes, threads, pool)
+
+
+def _greater(a: Vector, b: Vector) -> Vector:
+    return T.Select(a < b, b, a)
