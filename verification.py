@@ -17,7 +17,7 @@ from .backends.target import Target
 from .calibration.agreement import Agreement, group_agreement
 from .calibration.evaluator import Evaluator
 from .calibration.numerics import Stored
-from .ir import groups_of
+from .ir import dtype_of, groups_of, shape_of
 from .precision import PrecisionPlan, Storage
 
 
@@ -51,9 +51,8 @@ def _run(
     function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel, inputs: Sequence[Stored]
 ) -> list[Stored]:
     """The kernel's outputs on stored inputs."""
-    buffers = [kernel.func.buffer_map[p] for p in kernel.func.params]
     arrays = [*(_memory(s) for s in inputs), *kernel.constants]
-    outputs = [tvm.runtime.empty([int(d) for d in b.shape], str(b.dtype)) for b in buffers[len(arrays) :]]
+    outputs = [tvm.runtime.empty(shape_of(p), dtype_of(p)) for p in kernel.func.params[len(arrays) :]]
     function(*(tvm.runtime.tensor(a) for a in arrays), *outputs)
     return [_from_memory(o.numpy(), s) for o, s in zip(outputs, request.outputs, strict=True)]
 

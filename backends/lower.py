@@ -94,6 +94,11 @@ def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], t
 _VIEWS = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
+def tensor_type(param: tvm.ir.Expr) -> relax.TensorType:
+    """The Relax type of what a kernel's buffer parameter holds."""
+    return relax.TensorType([int(d) for d in param.ty.shape], str(param.ty.dtype))
+
+
 def is_view(group: Group) -> bool:
     """Whether the group only gives a tensor another shape: it has no kernel, its result shares the memory."""
     return group.kind in MOVEMENT_KINDS and all(op_name(b.value) in _VIEWS for b in group.bindings)
@@ -207,8 +212,7 @@ class _Lowering:
             self.constants.append(array)
             self.constant_vars.append(var)
         func = kernel.func
-        buffers = [func.buffer_map[p] for p in func.params[len(args) + len(constants) :]]
-        types = [relax.TensorType([int(d) for d in b.shape], str(b.dtype)) for b in buffers]
+        types = [tensor_type(p) for p in func.params[len(args) + len(constants) :]]
         call = relax.call_tir(self._function(func, name), [*args, *constants], types if len(types) > 1 else types[0])
         result = self.builder.emit(call, name)
         if len(types) == 1:
@@ -217,7 +221,9 @@ class _Lowering:
 
     def _function(self, func: tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
         """The GlobalVar of ``func`` in the lowered module, shared with an equal function that is there already."""
-        func = func.without_attr("global_symbol") if "global_symbol" in (func.attrs or {}) else func
+        for attribute in ("global_symbol", "layer"):
+            if attribute in (func.attrs or {}):
+                func = func.without_attr(attribute)
         key = tvm_ffi.structural_hash(func)
         known = self.shared.get(key)
         if known is None or not tvm_ffi.structural_equal(known[0], func):
