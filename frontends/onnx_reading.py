@@ -51,8 +51,8 @@ def read_model(model: onnx.ModelProto | Path | str) -> OnnxModel:
     if 0 < opsets.get("", OLDEST_OPSET) < OLDEST_OPSET:
         proto = _lifted(proto)
         opsets = opset_versions(proto.opset_import)
-    check_graph(proto.graph, ())
     check_size(proto)
+    check_graph(proto.graph, ())
     return OnnxModel(proto, folder, opsets)
 
 
@@ -82,6 +82,7 @@ def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]
     """Version by domain; ImportModelError where ONNX defines no such version or a domain has two."""
     versions: dict[str, int] = {}
     for entry in imports:
+        check_text([entry.domain])
         domain = domain_of(entry.domain)
         if versions.setdefault(domain, entry.version) != entry.version:
             raise ImportModelError("an operator domain is imported in two versions", found=domain or "ai.onnx")
@@ -106,6 +107,7 @@ def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:
     """Names are unique, all are produced somewhere and ``outer`` has the rest; ImportModelError otherwise."""
+    check_text([v.name for v in (*graph.input, *graph.output)] + [t.name for t in graph.initializer])
     problems: list[ImportModelError] = []
     inputs, weights = [v.name for v in graph.input], [t.name for t in graph.initializer]
     known = set(outer) | set(inputs) | set(weights)
@@ -130,8 +132,17 @@ def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:
         raise ImportModelError.collect(problems)
 
 
+def check_text(names: Iterable[str | bytes]) -> None:
+    """Protobuf hands out text that is not UTF-8 as bytes; ImportModelError for such a name."""
+    for name in names:
+        if isinstance(name, bytes):
+            raise ImportModelError("a name is not text", found=name[:40], expected="UTF-8",
+                                   hint="the file may be damaged: compare it with the original")
+
+
 def check_size(proto: onnx.ModelProto) -> None:
     """The nodes that are left when all functions are called in place are not too many; ImportModelError otherwise."""
+    check_text([text for f in proto.functions for text in (f.domain, f.name, *f.input, *f.output)])
     functions = {(domain_of(f.domain), f.name): f for f in proto.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -140,6 +151,8 @@ def check_size(proto: onnx.ModelProto) -> None:
             raise ImportModelError("functions or branches are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
         total = 0
         for node in nodes:
+            check_text([node.name, node.op_type, node.domain, *node.input, *node.output,
+                        *(a.name for a in node.attribute)])
             key = domain_of(node.domain), node.op_type
             if key in functions and key not in sizes:
                 sizes[key] = size(functions[key].node, depth + 1)
@@ -228,6 +241,7 @@ def array_of(tensor: TensorProto, folder: Path | None) -> np.ndarray:
 
 
 def _with_external_data(tensor: TensorProto, folder: Path | None, where: str) -> TensorProto:
+    check_text([text for e in tensor.external_data for text in (e.key, e.value)])
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:

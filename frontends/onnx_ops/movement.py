@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, shape_of
+from ...ir import Expr, dtype_of, shape_of
 from .node import MAX_ELEMENTS, OnnxNode, Results, Value, operator
 
 
@@ -17,6 +17,8 @@ def reshaped(node: OnnxNode, shape: Sequence[int]) -> Value:
     if math.prod(shape) != math.prod(node.shape(0)) or any(d < 0 for d in shape):
         raise node.fault("the shape does not fit the number of elements", found=tuple(shape),
                          expected=f"{math.prod(node.shape(0))} elements, as in {node.shape(0)}")
+    if 0 in shape:
+        return np.zeros(tuple(shape), node.dtype(0))  # There are no elements to wait for; Relax reads 0 as "copy".
     return node.value(0) if tuple(shape) == node.shape(0) else node.emit(relax.op.reshape(node.expr(0), tuple(shape)))
 
 
@@ -148,7 +150,7 @@ def sliced(node: OnnxNode, x: Value, ranges: dict[int, range]) -> Value:
     kept = {a: r for a, r in ranges.items() if r != range(source[a])}
     if any(len(r) == 0 for r in kept.values()):
         shape = tuple(len(ranges[a]) if a in ranges else d for a, d in enumerate(source))
-        return np.zeros(shape, value.ty.dtype if value.ty.dtype != "bool" else bool)
+        return np.zeros(shape, dtype_of(value))
     forwards = {a: r if r.step > 0 else r[::-1] for a, r in kept.items()}
     cut = {a: r for a, r in forwards.items() if r != range(source[a])}
     if cut:
@@ -204,7 +206,7 @@ def eye_like(node: OnnxNode) -> Results:
     source = node.shape(0)
     if len(source) != 2 or math.prod(source) > MAX_ELEMENTS >> 12:
         raise node.fault("the input is not a matrix of sensible size", found=source)
-    return np.eye(*source, k=int(node.attribute("k", 0)), dtype="bool" if node.dtype(0) == "bool" else node.dtype(0))
+    return np.eye(*source, k=int(node.attribute("k", 0)), dtype=node.dtype(0))
 
 
 _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}

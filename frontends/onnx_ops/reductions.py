@@ -28,6 +28,8 @@ def reduction(node: OnnxNode) -> Results:
             return _finish(node, _prepare(node, node.expr(0)))
         axes = tuple(range(rank))
     found, keep = node.axes(axes, rank), bool(node.attribute("keepdims", 1))
+    if any(node.shape(0)[a] == 0 for a in found):
+        raise node.unsupported("over no elements")
     x = node.expr(0)
     if node.op == "ReduceMean" and keep and 4 <= rank <= 5 and sorted(found) == list(range(2, rank)):
         return whole_average(node)  # The exporter's form of adaptive pooling to one element.

@@ -101,10 +101,9 @@ def _positions(coordinates: str, source: int, target: int, scale: float) -> np.n
     if coordinates == "asymmetric":
         return x / scale
     if coordinates == "align_corners":
-        length = source * scale
-        return x * (source - 1) / (length - 1) if length > 1 else np.zeros(target)
+        return x * (source - 1) / (target - 1) if target > 1 else np.zeros(1)
     if coordinates == "pytorch_half_pixel" and target == 1:
-        return np.full(1, -0.5)  # What ONNX's own evaluator and ONNX Runtime compute; the edge is picked.
+        return np.full(1, -0.5)  # Before the edge, which is picked.
     if coordinates == "half_pixel_symmetric":
         adjustment = target / (scale * source)
         return source / 2 * (1 - adjustment) + (x + 0.5) / scale - 0.5

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from narrowcast.errors import CompileError, ImportModelError, UnsupportedOperatorError
 from narrowcast.frontends.onnx import import_onnx
-from onnx import TensorProto, helper, numpy_helper
 
 
 def graph_of(nodes: list[onnx.NodeProto], shape: list[int], outputs: list[str],
