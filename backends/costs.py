@@ -6,12 +6,13 @@ out, since neither changes the time), the CPU, the number of threads and the ver
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import math
 import os
-import statistics
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -31,9 +32,9 @@ Progress = Callable[[int, int], None]
 
 # Kernels compiled into one module: many enough to share the compiler's start, few enough to show progress.
 _MODULE_KERNELS = 32
-# Of each kernel: this many rounds of this many timings of about a millisecond, the least of the rounds' medians.
-# Kernels that take longer than that are timed once a round, those that take ten times as long in one round.
-_ROUNDS, _REPEATS, _TIMING_S = 3, 3, 1e-3
+# Kernels are timed in turns, so that a disturbance does not spoil all timings of one: this many rounds of this many
+# timings, each of about so many seconds (one call at least), until the limit is spent on a kernel.
+_ROUNDS, _REPEATS, _TIMING_S, _LIMIT_S = 5, 5, 5e-4, 0.1
 _FORMAT = 1
 # Distinct random values that buffers are filled with, over and over.
 _RANDOM_VALUES = 1 << 16
@@ -66,8 +67,8 @@ class CostTable:
         """Microseconds per call of each kernel, with ``target.threads`` threads and all data in cache.
 
         Kernels with equal code are measured once, and not at all where the table has them. The others run on
-        random buffers from a fixed seed: after a warm-up the least of three medians, in about 10 ms each (or a few
-        calls, where one takes longer).
+        random buffers from a fixed seed: after a warm-up the least of some twenty timings, spread over time, in
+        about 10 ms each (or a few calls, where one takes longer). What else the machine does only ever adds time.
 
         Parameters
         ----------
@@ -152,16 +153,17 @@ def _read(path: Path, *, quiet: bool = False) -> dict[str, float]:
 
 
 def _measure(kernels: dict[str, Kernel], target: Target) -> Iterable[tuple[str, float]]:
-    """Compile all kernels together, then time one after the other."""
+    """Compile all kernels together, then time them in turns."""
     names = {f"kernel{i}": (key, kernel) for i, (key, kernel) in enumerate(kernels.items())}
     module = _compile({name: kernel for name, (_, kernel) in names.items()}, target)
     use_threads(target.threads)
-    for name, (key, kernel) in names.items():
-        try:
-            cost = _time(module, name, kernel)
-        except Exception as error:
-            raise VerificationError("the kernel does not run", layer=_layer(kernel), found=_last_line(error)) from error
-        yield key, cost
+    watches = [(key, _Stopwatch(module, name, kernel)) for name, (key, kernel) in names.items()]
+    for _ in range(_ROUNDS - 1):
+        for _, watch in watches:
+            watch.run()
+    for key, watch in watches:
+        watch.run()
+        yield key, max(watch.seconds * 1e6, 1e-3)
 
 
 def _compile(kernels: dict[str, Kernel], target: Target) -> tvm.runtime.Module:
@@ -187,16 +189,30 @@ def _last_line(error: Exception) -> str:
     return lines[-1].strip() if lines else type(error).__name__
 
 
-def _time(module: tvm.runtime.Module, name: str, kernel: Kernel) -> float:
-    """Microseconds of one call."""
-    buffers = random_buffers(kernel)
-    device = tvm.cpu()
-    once = module.time_evaluator(name, device, number=1, repeat=1)(*buffers).results[0]  # runs twice, times the second
-    number = max(1, int(_TIMING_S / max(once, 1e-7)))
-    timer = module.time_evaluator(name, device, number=number, repeat=_REPEATS if once < _TIMING_S else 1)
-    rounds = _ROUNDS if once < 10 * _TIMING_S else 1
-    medians = [statistics.median(timer(*buffers).results) for _ in range(rounds)]
-    return max(min(medians) * 1e6, 1e-3)
+class _Stopwatch:
+    """A compiled kernel, timed again and again; ``seconds`` is the least time of a call so far."""
+
+    def __init__(self, module: tvm.runtime.Module, name: str, kernel: Kernel) -> None:
+        self.seconds = math.inf
+        self._evaluator = functools.partial(module.time_evaluator, name, tvm.cpu())
+        self._kernel = kernel
+        self._buffers = random_buffers(kernel)
+        self._spent = 0.0
+
+    def run(self) -> None:
+        """One round: some timings of half a millisecond, or one call; nothing where a slow kernel has one."""
+        if self._spent > _LIMIT_S and self.seconds < math.inf:
+            return
+        start = time.perf_counter()
+        number = max(1, int(_TIMING_S / max(self.seconds, 1e-7)))
+        repeats = _REPEATS if self.seconds < _TIMING_S else 1
+        try:
+            results = self._evaluator(number=number, repeat=repeats)(*self._buffers).results
+        except Exception as error:
+            raise VerificationError("the kernel does not run", layer=_layer(self._kernel),
+                                    found=_last_line(error)) from error
+        self.seconds = min(self.seconds, *results)
+        self._spent += time.perf_counter() - start
 
 
 def random_buffers(kernel: Kernel, seed: int = 0) -> list[tvm.runtime.Tensor]:

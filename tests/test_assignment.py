@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from narrowcast.assignment import GroupOptions, Problem, solve
 from narrowcast.errors import PlanError
 from narrowcast.ir import COMPUTE_KINDS, FLOAT_KINDS

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+
 from narrowcast.budget import RESAMPLES, AccuracyBudget, measure, paired_upper_bound, within
 from narrowcast.errors import DataError
 from narrowcast.metrics import METRICS, find_metric, row_scores
-from scipy import stats
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(200, 10)).astype(np.float32)

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from tvm import relax
+
 from narrowcast.assignment import GroupOptions, Problem, solve
 from narrowcast.decisions import build_plan, explain
 from narrowcast.errors import PlanError
 from narrowcast.ir import GraphBuilder, Group
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, PrecisionPlan, QParams, Storage
-from tvm import relax
 
 FP32, BF16, INT8 = Precision.FP32, Precision.BF16, Precision.INT8
 QX, QA = QParams(0.1, 3), QParams(0.2, 0)

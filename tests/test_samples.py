@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+
 from narrowcast.errors import DataError
 from narrowcast.frontends.model import InputSpec
 from narrowcast.samples import Samples, split

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
 from narrowcast.backends import costs
 from narrowcast.backends.costs import CostTable, cost_key, default_path, random_buffers
 from narrowcast.backends.cpu.kernel import Kernel
 from narrowcast.backends.target import Target
 from narrowcast.errors import TargetError, VerificationError
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 TARGET = Target.parse("cpu", threads=1)
 
@@ -38,8 +39,8 @@ def scale_kernel(size=256, factor=2.0, name="scale", work=1, extra=None):
 def measured(monkeypatch):
     """The layers that are really measured."""
     layers = []
-    time = costs._time
-    monkeypatch.setattr(costs, "_time", lambda m, n, kernel: layers.append(costs._layer(kernel)) or time(m, n, kernel))
+    buffers = costs.random_buffers
+    monkeypatch.setattr(costs, "random_buffers", lambda k: layers.append(costs._layer(k)) or buffers(k))
     return layers
 
 
@@ -73,6 +74,16 @@ def test_a_new_version_measures_anew(monkeypatch):
     key = cost_key(scale_kernel(), TARGET)
     monkeypatch.setattr(costs, "_version", lambda package: "99")
     assert cost_key(scale_kernel(), TARGET) != key
+
+
+def test_slow_kernels_are_not_timed_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "_LIMIT_S", 1e-9)
+    runs = []
+    evaluator = tvm.runtime.Module.time_evaluator
+    monkeypatch.setattr(tvm.runtime.Module, "time_evaluator",
+                        lambda self, *names, **options: runs.append(options) or evaluator(self, *names, **options))
+    CostTable(tmp_path / "c.json").measure([scale_kernel(), scale_kernel(64)], TARGET)
+    assert runs == [{"number": 1, "repeat": 1}] * 2
 
 
 def test_progress_counts_distinct_kernels(tmp_path, monkeypatch):
