@@ -1,68 +1,161 @@
-"""Where the rows of a product's left side lie in memory."""
+"""Kernels that reduce along axes: softmax, log_softmax, layer_norm, rms_norm, sum, mean, max, min.
+
+The input is seen as [outer, n, inner] with the reduced axes in the middle. Where ``inner`` is 1 a unit of work is a row,
+vectors lie along it and are reduced to a scalar at the end; otherwise a unit is a vector of neighbouring results.
+Everything is computed in float32 and the epilogue is applied to the results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-from tvm import tirx
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .isa import Arithmetic, copy_run, fill_run, named
-from .microkernel import Left, Reduction, Tasks
-from .vector_memory import Index
+from ...errors import UnsupportedOperatorError
+from ...ir import Constant, constant_value, op_name, shape_of
+from ...precision import FLOAT32
+from ..target import Capabilities
+from . import vector_math as vm
+from .epilogue import Epilogue, Position
+from .kernel import Kernel, KernelRequest, Parameters, declare_parameters
+from .scan import Scan, Shape
+from .signature import input_index
+from .vector_math import Vector, bound, splat
+from .vector_memory import flat_view, load_float
 
-OpenLeft = Callable[[Index, Index], Left]
-
-
-class Rows(Protocol):
-    """How a product's rows lie in the activations."""
-
-    @property
-    def count(self) -> int:
-        """Rows in all."""
-
-    @property
-    def reduction(self) -> Reduction:
-        """The elements of a row."""
-
-    def bytes_per_row(self, arithmetic: Arithmetic) -> float:
-        """Bytes that a task touches per row, to keep its part in the cache."""
-
-    def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        """What emits a part's access to its rows; ``padding`` is the value that stands for zero."""
+# What of a normalization's affine part multiplies and what adds: positions in the call's arguments.
+_AFFINE = {"relax.nn.layer_norm": (1, 2), "relax.nn.rms_norm": (1,)}
 
 
-@dataclass(frozen=True)
-class MatrixRows:
-    """Rows of a row-major matrix [count, depth]; copied where a step would read past a row's end.
+def build_rows(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a softmax, layer_norm, rms_norm or reduce group.
 
-    origin : where the matrix starts in its buffer.
+    Raises UnsupportedOperatorError for other anchors, and for reduced axes that are not neighbours.
     """
+    anchor = request.group.anchor
+    call, layer = anchor.value, request.group.name
+    name = op_name(call) or ""
+    if name not in _ANCHORS:
+        raise UnsupportedOperatorError("this reduction has no kernel", layer=layer, found=name)
+    epilogue = Epilogue(request, capabilities, anchor)
+    shape = Shape.of(shape_of(call.args[0]), _axes(call), layer)
+    affine = [call.args[i] for i in _AFFINE.get(name, ())]
+    own = [np.ascontiguousarray(constant_value(a), np.float32) for a in affine if isinstance(a, Constant)]
+    with IRBuilder() as builder, T.prim_func():
+        parameters = declare_parameters(request, (*own, *epilogue.constants))
+        epilogue.bind(parameters)
+        source = input_index(request, call.args[0])
+        scan = Scan(flat_view(parameters.inputs[source]), request.inputs[source], shape, epilogue.vector_lanes, threads)
+        weights = _Weights(request, parameters, affine)
+        _ANCHORS[name](call, scan, epilogue, weights)
+    return Kernel(builder.get(), (*own, *epilogue.constants), 0)
 
-    count: int
-    depth: int
-    origin: Index = 0
 
-    @property
-    def reduction(self) -> Reduction:
-        return Reduction((), self.depth)
+def _axes(call: relax.Call) -> tuple[int, ...]:
+    rank = len(shape_of(call.args[0]))
+    if hasattr(call.attrs, "axes"):
+        axes = [int(a) for a in call.attrs.axes]
+    elif op_name(call) in ("relax.nn.softmax", "relax.nn.log_softmax"):
+        axes = [int(call.attrs.axis)]
+    else:
+        axes = list(range(rank)) if call.attrs.axis is None else [int(a) for a in call.attrs.axis]
+    return tuple(sorted(a % rank for a in axes))
 
-    def bytes_per_row(self, arithmetic: Arithmetic) -> float:
-        return self.depth * arithmetic.operand_bytes
 
-    def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        if self.depth % arithmetic.depth == 0:
-            return lambda part, first: Left(source, lambda row, group: self.origin + row * self.depth, self.reduction)
-        pitch = -(-self.depth // arithmetic.depth) * arithmetic.depth
-        height = max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
+class _Weights:
+    """The scale and shift of a normalization, constants or inputs, indexed along the reduced axes."""
 
-        def open_part(part: Index, first: Index) -> Left:
-            rows = named("rows", T.alloc_buffer((height * pitch,), arithmetic.operand))
-            with T.serial(T.min(height, self.count - first)) as row:
-                named("row", row)
-                fill_run(rows, row * pitch + self.depth, 0, pitch - self.depth)
-                copy_run(rows, row * pitch, source, self.origin + (first + row) * self.depth, self.depth)
-            return Left(rows, lambda row, group: (row - first) * pitch, self.reduction)
-        return open_part
+    def __init__(self, request: KernelRequest, parameters: Parameters, affine: list[tvm.ir.Expr]) -> None:
+        self._sources = []
+        constants = iter(parameters.constants)
+        for expr in affine:
+            if isinstance(expr, Constant):
+                self._sources.append((flat_view(next(constants)), FLOAT32))
+            else:
+                index = input_index(request, expr)
+                self._sources.append((flat_view(parameters.inputs[index]), request.inputs[index]))
+
+    def load(self, which: int, scan: Scan, at: Position, valid: int) -> Vector:
+        """The weights of the vector at a place of the scan (``at.row`` counts along the reduced axes)."""
+        buffer, storage = self._sources[which]
+        if scan.shape.inner == 1:
+            return load_float(buffer, at.row * scan.shape.columns + at.column, scan.lanes, valid, storage)
+        return splat(load_float(buffer, at.row, 1, 1, storage), scan.lanes)
+
+
+_Anchor = Callable[[relax.Call, Scan, Epilogue, _Weights], None]
+
+
+def _softmax(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights) -> None:
+    logarithm = op_name(call) == "relax.nn.log_softmax"
+    with scan.units():
+        highest = scan.reduce("max", lambda x: x)
+        total = scan.reduce("sum", lambda x: vm.exp(x - scan.spread(highest)), keep=not logarithm)
+        if logarithm:
+            offset = bound(highest + vm.log(total))
+            scan.each(lambda x, at, place, valid: epilogue.emit(x - scan.spread(offset), place, valid))
+            return
+        factor = bound(splat(1.0, vm.lanes_of(total)) / total)
+
+        def finish(x: Vector, at: Position, place: Position, valid: int) -> None:
+            power = x if scan.has_kept else vm.exp(x - scan.spread(highest))
+            epilogue.emit(power * scan.spread(factor), place, valid)
+
+        scan.each(finish)
+
+
+def _layer_norm(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights) -> None:
+    with scan.units():
+        mean = bound(scan.mean(lambda x: x))
+        variance = scan.mean(lambda x: _square(x - scan.spread(mean)))
+        factor = bound(_inverse_root(variance, float(call.attrs.epsilon)))
+
+        def finish(x: Vector, at: Position, place: Position, valid: int) -> None:
+            y = (x - scan.spread(mean)) * scan.spread(factor)
+            if call.attrs.scale:
+                y = y * weights.load(0, scan, at, valid)
+            if call.attrs.center:
+                y = y + weights.load(1, scan, at, valid)
+            epilogue.emit(y, place, valid)
+
+        scan.each(finish)
+
+
+def _rms_norm(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights) -> None:
+    with scan.units():
+        factor = bound(_inverse_root(scan.mean(_square), float(call.attrs.epsilon)))
+        scan.each(lambda x, at, place, valid: epilogue.emit(
+            x * scan.spread(factor) * weights.load(0, scan, at, valid), place, valid))
+
+
+def _square(x: Vector) -> Vector:
+    x = bound(x)
+    return x * x
+
+
+def _inverse_root(x: Vector, epsilon: float) -> Vector:
+    lanes = vm.lanes_of(x)
+    return splat(1.0, lanes) / vm.sqrt(x + splat(epsilon, lanes))
+
+
+def _reduce(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights) -> None:
+    kind = (op_name(call) or "").removeprefix("relax.")
+    with scan.units():
+        result = bound(scan.mean(lambda x: x) if kind == "mean" else scan.reduce(kind, lambda x: x))
+        index = scan.result_index
+        columns = epilogue.columns
+        place = Position(index, 0) if columns == 1 else Position(T.floordiv(index, columns), T.floormod(index, columns))
+        epilogue.emit(result, place, scan.valid)
+
+
+_ANCHORS: dict[str, _Anchor] = {
+    "relax.nn.softmax": _softmax,
+    "relax.nn.log_softmax": _softmax,
+    "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.rms_norm": _rms_norm,
+    **{f"relax.{kind}": _reduce for kind in ("sum", "mean", "max", "min")},
+}
