@@ -16,7 +16,7 @@ from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, load, named, store
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import Block, Tasks, by_kind, emit_rows
-from .rows import MatrixRows
+from .left_rows import MatrixRows
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
 from .tiling import Product, choose

@@ -20,7 +20,7 @@ from .gemm import build_product
 from .isa import Arithmetic, bind, copy_run, fill_run, named
 from .kernel import Kernel, KernelRequest
 from .microkernel import Left, Reduction, Tasks
-from .rows import MatrixRows, OpenLeft, Rows
+from .left_rows import MatrixRows, OpenLeft, Rows
 from .vector_memory import Index
 
 

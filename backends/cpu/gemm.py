@@ -18,7 +18,7 @@ from .isa import arithmetic, load, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import Tasks
 from .packing import as_operand, pack_weights, quantize_weights, scale_and_offset
-from .rows import MatrixRows, Rows
+from .left_rows import MatrixRows, Rows
 from .signature import build_kernel, input_index, size_of
 from .tiling import Product, choose
 from .vector_math import Vector, fma
