@@ -115,6 +115,7 @@ TABLE: dict[str, Handler] = {
     "relu": direct(_op.nn.relu), "sigmoid": direct(_op.sigmoid), "tanh": direct(_op.tanh), "silu": direct(_op.nn.silu),
     "hardswish": direct(custom.hard_swish), "hardsigmoid": direct(custom.hard_sigmoid),
     "relu6": lambda c, x: hardtanh(c, x, 0, 6), "hardtanh": hardtanh, "gelu": gelu, "leaky_relu": leaky_relu,
-    "elu": elu, "celu": celu, "selu": selu, "rrelu": rrelu, "prelu": prelu, "_prelu_kernel": prelu, "softplus": softplus,
-    "log_sigmoid": log_sigmoid, "mish": mish, "hardshrink": hardshrink, "threshold": threshold, "glu": glu,
+    "elu": elu, "celu": celu, "selu": selu, "rrelu": rrelu, "prelu": prelu, "_prelu_kernel": prelu,
+    "softplus": softplus, "log_sigmoid": log_sigmoid, "mish": mish, "hardshrink": hardshrink,
+    "threshold": threshold, "glu": glu,
 }

@@ -26,6 +26,13 @@ Handler = Callable[..., Value]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class Unavailable:
+    """Stands for a result of an operator that has no translation, and that most models never use."""
+
+
+UNAVAILABLE = Unavailable()
+
+
 def relax_dtype(dtype: torch.dtype) -> str:
     """The element type a torch tensor has after import: every floating point type becomes float32."""
     if dtype in _FLOATS:
@@ -66,8 +73,6 @@ class Context:
 
     def expr(self, value: Value, dtype: str | None = None) -> Expr:
         """``value`` as a Relax expression; where ``dtype`` is given, with elements of that type."""
-        if value is None:
-            raise self.refuse("it uses an auxiliary result of another operator that has no translation")
         if isinstance(value, torch.Tensor):
             array = to_numpy(value)
             return constant(array if dtype is None else array.astype(dtype))
@@ -76,6 +81,13 @@ class Context:
         if dtype is None or dtype_of(value) == dtype:
             return value
         return self.emit(relax.op.astype(value, dtype), "cast")
+
+    def multiplicand(self, value: Value) -> Expr:
+        """``value`` for an operator that multiplies it by weights, which needs floating point."""
+        if "float" not in (found := str(value.dtype) if isinstance(value, torch.Tensor) else dtype_of(value)):
+            raise self.refuse("it multiplies something that is not floating point by weights", found=found,
+                              expected="float32", hint="check the types of the example inputs")
+        return self.expr(value)
 
     def refuse(self, reason: str, **details: object) -> UnsupportedOperatorError:
         """The error for a form of the operator that has no translation."""

@@ -17,6 +17,7 @@ from . import TABLE, Handler
 # Calls that only check or annotate.
 IGNORED = frozenset({
     "_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size",
+    "_linalg_check_errors",
 })
 # Calls answered from the static shapes of the variables.
 SHAPE_QUERIES = frozenset({"sym_size", "sym_numel", "size", "numel", "dim"})

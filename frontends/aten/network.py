@@ -12,7 +12,7 @@ from tvm import relax
 
 from ...ir import Expr, dtype_of
 from .. import emit
-from .context import Context, Handler, Value, axis_of, expand_sizes, is_variable, rank, shape
+from .context import UNAVAILABLE, Context, Handler, Value, axis_of, expand_sizes, is_variable, rank, shape
 
 _op = relax.op
 
@@ -29,10 +29,10 @@ def convolution(c: Context, x: Value, weight: Value, bias: Value, stride: Sequen
                               "dilation": expand_sizes(dilation, n), "groups": groups}
     array = c.optional_array(constant_bias, "the bias")
     if transposed:
-        y = emit.transposed_convolution(c.builder, c.name, c.expr(x), c.expr(weight), array,
+        y = emit.transposed_convolution(c.builder, c.name, c.multiplicand(x), c.expr(weight), array,
                                         output_padding=expand_sizes(output_padding, n), **common)
     else:
-        y = emit.convolution(c.builder, c.name, c.expr(x), c.expr(weight), array, **common)
+        y = emit.convolution(c.builder, c.name, c.multiplicand(x), c.expr(weight), array, **common)
     if bias is not None and constant_bias is None:
         channels = c.emit(_op.reshape(c.expr(bias), (-1, *([1] * n))), "bias")
         return c.emit(_op.add(y, channels))
@@ -67,8 +67,8 @@ def linear(c: Context, x: Value, weight: Value, bias: Value = None) -> Value:
     if matrix.ndim == 1:
         return matmul(c, x, weight)
     if is_variable(bias):
-        return c.emit(_op.add(emit.linear(c.builder, c.name, c.expr(x), matrix.T, None), bias))
-    return emit.linear(c.builder, c.name, c.expr(x), matrix.T, c.optional_array(bias, "the bias"))
+        return c.emit(_op.add(emit.linear(c.builder, c.name, c.multiplicand(x), matrix.T, None), bias))
+    return emit.linear(c.builder, c.name, c.multiplicand(x), matrix.T, c.optional_array(bias, "the bias"))
 
 
 def matmul(c: Context, x: Value, y: Value) -> Value:
@@ -120,7 +120,7 @@ def batch_norm(c: Context, x: Value, weight: Value, bias: Value, mean: Value, va
 
 def batch_norm_inference(c: Context, x: Value, weight: Value, bias: Value, mean: Value, variance: Value,
                          momentum: float, eps: float) -> Value:
-    return (batch_norm(c, x, weight, bias, mean, variance, False, momentum, eps, False), None, None)
+    return (batch_norm(c, x, weight, bias, mean, variance, False, momentum, eps, False), UNAVAILABLE, UNAVAILABLE)
 
 
 def layer_norm(c: Context, x: Value, normalized_shape: Sequence[int], weight: Value = None, bias: Value = None,

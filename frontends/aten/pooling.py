@@ -11,7 +11,7 @@ import torch
 from tvm import relax
 
 from ...ir import Expr
-from .context import Context, Handler, Value, expand_sizes, rank, shape
+from .context import UNAVAILABLE, Context, Handler, Value, expand_sizes, rank, shape
 from .movement import constant_pad
 
 _op = relax.op
@@ -70,7 +70,7 @@ def max_pool(n: int) -> Handler:
 
 def with_indices(pool: Handler) -> Handler:
     """A pool that also returns where the maxima were, which has no translation and may not be used."""
-    return lambda c, *args, **kwargs: (pool(c, *args, **kwargs), None)
+    return lambda c, *args, **kwargs: (pool(c, *args, **kwargs), UNAVAILABLE)
 
 
 def average_pool(n: int) -> Handler:
@@ -117,11 +117,11 @@ def _sizes(c: Context, x: Value, output_size: Sequence[int] | None, factors: Seq
     extents = shape(x)[2:]
     if output_size is not None:
         return [int(s) for s in output_size]
-    assert_factors = [float(f) for f in factors or ()]
-    sizes = [math.floor(e * f) for e, f in zip(extents, assert_factors, strict=True)]
-    if any(s != e * f for s, e, f in zip(sizes, extents, assert_factors, strict=True)):
+    scales = [float(f) for f in factors or ()]
+    sizes = [math.floor(e * f) for e, f in zip(extents, scales, strict=True)]
+    if any(s != e * f for s, e, f in zip(sizes, extents, scales, strict=True)):
         raise c.refuse("resizing by a factor that does not give a whole number of elements has no translation",
-                       found=f"{tuple(extents)} by {tuple(assert_factors)}",
+                       found=f"{tuple(extents)} by {tuple(scales)}",
                        hint="pass size=, or recompute_scale_factor=True, to interpolate")
     return sizes
 
@@ -147,9 +147,8 @@ def resize(method: str) -> Handler:
                   factors: Sequence[float] | None) -> Value:
         sizes = _sizes(c, x, output_size, factors)
         mode = "align_corners" if align_corners else "half_pixel"
-        resized = _with_height(c, x, sizes, lambda y, size: _op.image.resize2d(
+        return _with_height(c, x, sizes, lambda y, size: _op.image.resize2d(
             y, size, method=method, coordinate_transformation_mode=mode))
-        return resized
     return translate
 
 

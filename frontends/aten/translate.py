@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -19,12 +20,14 @@ from tvm import relax
 from ...errors import CompileError, ImportModelError, UnsupportedOperatorError
 from ...ir import GraphBuilder, constant, with_main, without_dead_code
 from ..model import ImportedModel, InputSpec
-from .context import Context, Value, is_variable, relax_dtype, shape, to_numpy
+from .context import UNAVAILABLE, Context, Value, is_variable, relax_dtype, shape, to_numpy
 from .graph import IGNORED, SHAPE_QUERIES, dependent_nodes, handler_of, packet_name
 from .names import LayerNames
 
 # Keyword arguments that say nothing about values once every tensor is on the CPU with the type it is inferred to have.
 _NOISE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "out"})
+
+NO_TRANSLATION = "it has no translation"
 
 
 class _Missing:
@@ -78,7 +81,7 @@ class Translator:
         symbols: dict[str, int] = {}
         for node, spec in zip(placeholders, specs, strict=True):
             if spec.kind != InputKind.USER_INPUT:
-                self._values[node] = self._stored(spec)
+                self._values[node] = None if spec.kind == InputKind.TOKEN else self._stored(spec)
                 continue
             example = next(examples)
             if isinstance(spec.arg, ConstantArgument):
@@ -136,23 +139,34 @@ class Translator:
             return _MISSING
         if isinstance(op, torch._ops.OpOverload) and packet_name(op) in IGNORED:
             return None
+        if isinstance(op, torch._ops.HigherOrderOperator):
+            return self._higher_order(node, op, args)
         if not is_variable((args, tuple(kwargs.values()))):
             return self._compute(node, args, kwargs)
         if not isinstance(op, torch._ops.OpOverload):
-            return args[0][args[1]] if getattr(op, "__name__", "") == "getitem" else self._refuse(
-                node, "it has no translation")
+            return self._item(node, *args) if op is operator.getitem else self._refuse(node, NO_TRANSLATION)
         if packet_name(op) in SHAPE_QUERIES:
             return _shape_answer(packet_name(op), *args)
         handler = handler_of(op)
         if handler is None:
-            return self._refuse(node, "it has no translation")
+            return self._refuse(node, NO_TRANSLATION)
         context = Context(self._builder, self._names.of(node), node.meta["val"])
         try:
             return handler(context, *_positional(op, args, kwargs), **_keywords(op, kwargs))
         except UnsupportedOperatorError as error:
             return self._refuse(node, error)
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, CompileError) as error:
-            return self._refuse(node, f"this form of it has no translation ({str(error).splitlines()[-1][:160]})")
+            return self._refuse(node, f"this form of it has no translation ({_one_line(error)})")
+
+    def _item(self, node: Node, values: Value, position: Any) -> Value:
+        value = values[position]
+        return self._refuse(node, "this result of it has no translation") if value is UNAVAILABLE else value
+
+    def _higher_order(self, node: Node, op: torch._ops.HigherOrderOperator, args: Any) -> Value:
+        """Calls of functions: of checks, which vanish; control flow has no translation."""
+        if op.name() == "with_effects" and packet_name(args[1]) in IGNORED:
+            return (None, None)
+        return self._refuse(node, "control flow has no translation")
 
     def _compute(self, node: Node, args: Any, kwargs: Any) -> Value:
         """A call that depends on no input, computed by PyTorch."""
@@ -162,8 +176,6 @@ class Translator:
                 return self._refuse(node, "it draws random numbers")
             if op._schema.is_mutable:
                 args = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, args)
-        elif isinstance(op, torch._ops.HigherOrderOperator):
-            return self._refuse(node, "control flow has no translation")
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "cpu"}
         with torch.no_grad():
@@ -196,13 +208,15 @@ class Translator:
     def _outputs(self) -> tuple[list[relax.Var], tuple[str, ...]]:
         """The returned variables and their names; outputs that are None are left out."""
         specs = self._program.graph_signature.output_specs
-        changed = [s.target or s.arg.name for s in specs if s.kind != OutputKind.USER_OUTPUT]
+        changed = [s.target or s.arg.name for s in specs
+                   if s.kind not in (OutputKind.USER_OUTPUT, OutputKind.TOKEN)]
         if changed:
             raise ImportModelError("the model changes its own state, or its inputs, when it is called",
                                    found=", ".join(map(str, changed)),
                                    hint="return the new state as an output, and take the old one as an input")
         output = next(n for n in self._program.graph.nodes if n.op == "output")
-        values = [self._values[n] if isinstance(n, Node) else n for n in output.args[0]]
+        values = [self._values[n] if isinstance(n, Node) else n
+                  for n, spec in zip(output.args[0], specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
         kept = [(v, n) for v, n in zip(values, _output_names(self._program), strict=True) if v is not None]
         if not kept or not all(isinstance(v, (relax.Var, torch.Tensor)) for v, _ in kept):
             raise ImportModelError("the model has to return tensors", found=[type(v).__name__ for v in values])
@@ -213,6 +227,12 @@ class Translator:
 def _single(tensor: torch.Tensor) -> torch.Tensor:
     """Floating point as float32, the rest as it is."""
     return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _one_line(error: Exception) -> str:
+    """An error's text without what TVM's printer leaves out of it."""
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("# Metadata omitted")]
+    return re.sub(r'metadata\["[^"]*"\]\[\d+\]', "a constant", " ".join(lines))[:200]
 
 
 def _is_dropout(op: torch._ops.OpOverload) -> bool:
