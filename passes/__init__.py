@@ -13,6 +13,7 @@ from .eliminate import EliminateCommonSubexpressions, EliminateDeadCode
 from .fold_batch_norm import FoldBatchNorm
 from .fold_constants import FoldConstants
 from .fuse import FuseGroups
+from .linear_layers import SplitPackedLayers
 from .recompose_activations import RecomposeGelu, RecomposeHardActivations, RecomposeSilu
 from .recompose_attention import RecomposeAttention
 from .recompose_norms import RecomposeLayerNorm, RecomposeRMSNorm, RecomposeSoftmax
@@ -36,6 +37,8 @@ PIPELINE: tuple[Pass, ...] = (
     Simplify(),
     FoldConstants(),
     ToChannelsLast(),
+    Simplify(),
+    SplitPackedLayers(),
     Simplify(),
     EliminateCommonSubexpressions(),
     EliminateDeadCode(),
@@ -73,6 +76,7 @@ __all__ = [
     "RecomposeSoftmax",
     "Refusal",
     "Simplify",
+    "SplitPackedLayers",
     "ToChannelsLast",
     "VerifyGroupedForm",
     "VerifyNormalForm",

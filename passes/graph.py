@@ -114,6 +114,8 @@ def replace_matches(mod: tvm.IRModule, find: Find) -> tvm.IRModule:
     """
     graph = Graph(mod["main"])
     found = {b.var: r for b in graph.bindings if (r := find(graph, b)) is not None}
+    if not found:
+        return mod
     live = _live(graph, found)
     rebuilt: dict[relax.Var, Expr] = {}
 

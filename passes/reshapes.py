@@ -6,8 +6,9 @@ import math
 
 from tvm import relax
 
-from ..ir import Constant, Expr, op_name, shape_of
-from .graph import Emit, Graph, Replacement
+from ..ir import op_name, shape_of
+from .graph import Graph, Replacement
+from .linear_layers import LinearLayer
 
 RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims", "relax.nn.batch_flatten")
 """Operators that keep the order of the elements."""
@@ -39,29 +40,14 @@ def _merged(graph: Graph, call: relax.Call) -> Replacement | None:
 
 def _around_product(graph: Graph, call: relax.Call) -> Replacement | None:
     """``reshape(reshape(x) @ W + b)`` is ``reshape'(x) @ W + b`` where the outer one keeps the last dimension."""
-    shape, addition, bias = shape_of(call), None, None
-    product = graph.producer(call.args[0])
-    if product is not None and op_name(product.value) == "relax.add" and graph.only_reader(product.var) is not None:
-        addition, (operand, bias) = product, product.value.args
-        product = graph.producer(operand)
-    if product is None or op_name(product.value) != "relax.matmul" or graph.only_reader(product.var) is None:
+    layer = LinearLayer.find(graph, call.args[0])
+    if layer is None or graph.only_reader(call.args[0]) is None or graph.call(layer.x, *RESHAPES) is None:
         return None
-    left, weight = product.value.args
-    is_linear = isinstance(weight, Constant) and len(shape_of(weight)) == 2
-    if not is_linear or graph.call(left, *RESHAPES) is None or shape[-1:] != shape_of(product.var)[-1:]:
+    shape = shape_of(call)
+    if len(shape) < 2 or shape[-1] != layer.weight.shape[1]:
         return None
-    if len(shape) < 2 or (bias is not None and not (isinstance(bias, Constant) and len(shape_of(bias)) <= 1)):
-        return None
-    wanted = (*shape[:-1], shape_of(weight)[0])
-
-    def build(emit: Emit, x: Expr) -> Expr:
-        rows = emit(relax.op.reshape(x, wanted))
-        value = relax.op.matmul(rows, weight)
-        if addition is None:
-            return emit(value, name=product.var.name)
-        return emit(relax.op.add(emit(value, name=product.var.name), bias), name=addition.var.name)
-
-    return Replacement((left,), build)
+    rows = (*shape[:-1], layer.weight.shape[0])
+    return Replacement((layer.x,), lambda emit, x: layer.emit(emit, emit(relax.op.reshape(x, rows))))
 
 
 def _before_permutation(graph: Graph, call: relax.Call) -> Replacement | None:
