@@ -53,6 +53,8 @@ def classify(call: Expr) -> tuple[str, str]:
         return _normalization(call, NORMALIZE[name])
     if name == "relax.nn.pad" and not _pads_zero(call):
         return "opaque", "pads with something else than 0"
+    if name in INDEXING and any(isinstance(leaf, Constant) for leaf in _tensors(call)):
+        return "opaque", "moves a constant, which has no storage of its own"
     for members, kind in ((MAX_POOL | INDEXING, "movement"), (POOL, "pool"), (REDUCE, "reduce"),
                           (ELEMENTWISE, "elementwise")):
         if name in members:
@@ -63,12 +65,15 @@ def classify(call: Expr) -> tuple[str, str]:
 def _not_float(call: relax.Call) -> str:
     if not isinstance(call.ty, relax.TensorType):
         return "computes a tuple"
-    tensors = [e for a in call.args for e in (a.fields if isinstance(a, relax.Tuple) else [a])
-               if isinstance(e, (relax.Var, Constant))]
-    for tensor in [call, *tensors]:
+    for tensor in [call, *_tensors(call)]:
         if not isinstance(tensor.ty, relax.TensorType) or dtype_of(tensor) != "float32":
             return "works on something else than float32 tensors"
     return ""
+
+
+def _tensors(call: relax.Call) -> list[Expr]:
+    fields = (e for a in call.args for e in (a.fields if isinstance(a, relax.Tuple) else [a]))
+    return [e for e in fields if isinstance(e, (relax.Var, Constant))]
 
 
 def _convolution(call: relax.Call) -> tuple[str, str]:

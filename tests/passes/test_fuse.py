@@ -153,6 +153,11 @@ def test_pad_with_another_value_is_opaque() -> None:
     assert _fuse(net.module(net(op.nn.pad(net.x, [0, 0, 1, 1], pad_value=1.0), "pad")))["pad"][0] == "opaque"
 
 
+def test_concatenation_with_a_constant_is_opaque() -> None:
+    net = Net((2, 3))
+    assert _fuse(net.module(net(op.concat([net.x, const(weights(2, 1))], 1), "concat")))["concat"][0] == "opaque"
+
+
 def test_tuples_and_integers_are_opaque_and_items_stay_in_main() -> None:
     net = Net((2, 8))
     best = net(op.topk(net.x, 3, axis=1), "topk")
