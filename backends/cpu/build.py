@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tvm
 
-from ...ir import outputs_of, shape_of
-from .kernel import Kernel, KernelRequest, buffer_dtype
+from .kernel import Kernel, KernelRequest, output_buffers
 
 
 def compile_functions(functions: Mapping[str, tvm.tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
@@ -24,10 +23,7 @@ def llvm_target(cpu: str) -> tvm.target.Target:
 
 def empty_outputs(request: KernelRequest) -> list[tvm.runtime.Tensor]:
     """Uninitialized tensors for a kernel's outputs, in order."""
-    results = outputs_of(request.group.function)
-    if len(results) == 1:
-        results = results * len(request.outputs)
-    return [tvm.runtime.empty(shape_of(r), buffer_dtype(s)) for r, s in zip(results, request.outputs, strict=True)]
+    return [tvm.runtime.empty(shape, dtype) for shape, dtype in output_buffers(request)]
 
 
 def run_kernel(request: KernelRequest, kernel: Kernel, inputs: Sequence[np.ndarray],

@@ -36,10 +36,7 @@ def tensor_operands(call: relax.Call) -> tuple[tvm.ir.Expr, ...]:
 
 def is_elementwise(call: tvm.ir.Expr) -> bool:
     """Whether the kernels can apply this operator element by element."""
-    name = op_name(call)
-    if name not in EMITTERS:
-        return False
-    return name != "relax.power" or scalar_of(call.args[1]) is not None
+    return op_name(call) in EMITTERS
 
 
 def emit_op(call: relax.Call, operands: Sequence[Vector], layer: str) -> Vector:
@@ -108,8 +105,13 @@ def _hard_sigmoid(x: Vector) -> Vector:
 
 def _power(call: relax.Call, operands: Sequence[Vector]) -> Vector:
     exponent = scalar_of(call.args[1])
-    assert exponent is not None
-    return vm.power(operands[0], exponent)
+    return vm.power(operands[0], exponent) if exponent is not None else vm.power_of(*operands)
+
+
+def _sign(x: Vector) -> Vector:
+    one = vm.intrinsic("llvm.copysign", _constant(1.0, x), x)
+    zero = _constant(0.0, x)
+    return T.Select(x < zero, one, T.Select(zero < x, one, x))
 
 
 def _maximum(a: Vector, b: Vector) -> Vector:
@@ -125,8 +127,8 @@ def _rounded(name: str) -> Emitter:
     return _unary(lambda x: vm.intrinsic(name, x))
 
 
-def _boolean(call: relax.Call, operands: Sequence[Vector]) -> Vector:
-    """``where``: the condition is a mask."""
+def _where(call: relax.Call, operands: Sequence[Vector]) -> Vector:
+    """The condition is a mask."""
     return T.Select(operands[0], operands[1], operands[2])
 
 
@@ -144,6 +146,7 @@ EMITTERS: dict[str, Emitter] = {
     "relax.ceil": _rounded("llvm.ceil"),
     "relax.round": _rounded("llvm.roundeven"),
     "relax.trunc": _rounded("llvm.trunc"),
+    "relax.sign": _unary(_sign),
     "relax.square": _unary(lambda x: x * x),
     "relax.sqrt": _unary(vm.sqrt),
     "relax.rsqrt": _unary(lambda x: _constant(1.0, x) / vm.sqrt(x)),
@@ -155,7 +158,7 @@ EMITTERS: dict[str, Emitter] = {
     "relax.tanh": _unary(vm.tanh),
     "relax.sigmoid": _unary(vm.sigmoid),
     "relax.clip": _clip,
-    "relax.where": _boolean,
+    "relax.where": _where,
     "relax.equal": _binary(lambda a, b: a == b),
     "relax.not_equal": _binary(lambda a, b: a != b),
     "relax.less": _binary(lambda a, b: a < b),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
+from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError
-from ...ir import Group, outputs_of, shape_of
+from ...ir import Group, shape_of
 from ...precision import Precision, Storage
 
 # Element types of storages as TIR buffers and NumPy arrays carry them: TVM's LLVM code generation has no bfloat.
@@ -84,11 +85,17 @@ def declare_parameters(request: KernelRequest, constants: Sequence[np.ndarray]) 
     inputs = tuple(_declare(f"x{i}", shape_of(param), buffer_dtype(storage))
                    for i, (param, storage) in enumerate(zip(function.params, request.inputs, strict=True)))
     arrays = tuple(_declare(f"c{i}", array.shape, str(array.dtype)) for i, array in enumerate(constants))
-    results = outputs_of(function)
-    shapes = [shape_of(results[0])] * len(request.outputs) if len(results) == 1 else [shape_of(r) for r in results]
-    outputs = tuple(_declare(f"y{i}", shape, buffer_dtype(storage))
-                    for i, (shape, storage) in enumerate(zip(shapes, request.outputs, strict=True)))
+    outputs = tuple(_declare(f"y{i}", shape, dtype) for i, (shape, dtype) in enumerate(output_buffers(request)))
     return Parameters(inputs, arrays, outputs)
+
+
+def output_buffers(request: KernelRequest) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and element type of every output buffer: one per requested storage, or per element of a tuple."""
+    result = request.group.function.ret_ty
+    if isinstance(result, relax.TupleType):
+        return [(tuple(int(d) for d in field.shape), str(field.dtype)) for field in result.fields]
+    shape = tuple(int(d) for d in result.shape)
+    return [(shape, buffer_dtype(storage)) for storage in request.outputs]
 
 
 def _declare(name: str, shape: Sequence[int], dtype: str) -> tvm.ir.Expr:

@@ -1,13 +1,14 @@
 """Kernels that reduce along axes: softmax, log_softmax, layer_norm, rms_norm, sum, mean, max, min.
 
-The input is seen as [outer, n, inner] with the reduced axes in the middle. Where ``inner`` is 1 a unit of work is a row,
-vectors lie along it and are reduced to a scalar at the end; otherwise a unit is a vector of neighbouring results.
+The input is seen as [outer, n, inner] with the reduced axes in the middle. Where ``inner`` is 1 a unit of work is a
+row, vectors lie along it and are reduced to a scalar at the end; otherwise a unit is a vector of neighbouring results.
 Everything is computed in float32 and the epilogue is applied to the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import tvm
@@ -22,8 +23,9 @@ from ..target import Capabilities
 from . import vector_math as vm
 from .epilogue import Epilogue, Position
 from .kernel import Kernel, KernelRequest, Parameters, declare_parameters
-from .scan import Scan, Shape
+from .scan import Scan, Shape, are_neighbours
 from .signature import input_index
+from .strided import Strided, copy, dense
 from .vector_math import Vector, bound, splat
 from .vector_memory import flat_view, load_float
 
@@ -34,7 +36,7 @@ _AFFINE = {"relax.nn.layer_norm": (1, 2), "relax.nn.rms_norm": (1,)}
 def build_rows(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
     """The kernel of a softmax, layer_norm, rms_norm or reduce group.
 
-    Raises UnsupportedOperatorError for other anchors, and for reduced axes that are not neighbours.
+    Raises UnsupportedOperatorError for other anchors.
     """
     anchor = request.group.anchor
     call, layer = anchor.value, request.group.name
@@ -42,17 +44,31 @@ def build_rows(request: KernelRequest, capabilities: Capabilities, threads: int)
     if name not in _ANCHORS:
         raise UnsupportedOperatorError("this reduction has no kernel", layer=layer, found=name)
     epilogue = Epilogue(request, capabilities, anchor)
-    shape = Shape.of(shape_of(call.args[0]), _axes(call), layer)
+    extents, axes = shape_of(call.args[0]), _axes(call)
     affine = [call.args[i] for i in _AFFINE.get(name, ())]
     own = [np.ascontiguousarray(constant_value(a), np.float32) for a in affine if isinstance(a, Constant)]
     with IRBuilder() as builder, T.prim_func():
         parameters = declare_parameters(request, (*own, *epilogue.constants))
         epilogue.bind(parameters)
         source = input_index(request, call.args[0])
-        scan = Scan(flat_view(parameters.inputs[source]), request.inputs[source], shape, epilogue.vector_lanes, threads)
+        x = dense(flat_view(parameters.inputs[source]), extents)
+        if not are_neighbours(extents, axes):
+            x, axes = _reduced_last(x, axes, capabilities.vector_bits // 8, threads)
+        scan = Scan(x.buffer, request.inputs[source], Shape.of(x.shape, axes), epilogue.vector_lanes, threads)
         weights = _Weights(request, parameters, affine)
         _ANCHORS[name](call, scan, epilogue, weights)
     return Kernel(builder.get(), (*own, *epilogue.constants), 0)
+
+
+def _reduced_last(x: Strided, axes: tuple[int, ...], vector_bytes: int,
+                  threads: int) -> tuple[Strided, tuple[int, ...]]:
+    """A copy of a tensor with the reduced axes moved to the end, and where they are then."""
+    rank = len(x.shape)
+    order = [d for d in range(rank) if d not in axes] + list(axes)
+    moved = x.with_layout(x.layout.transpose(order))
+    result = dense(T.alloc_buffer((prod(x.shape),), str(x.buffer.dtype)), moved.shape)
+    copy(result, moved, vector_bytes, threads)
+    return result, tuple(range(rank - len(axes), rank))
 
 
 def _axes(call: relax.Call) -> tuple[int, ...]:

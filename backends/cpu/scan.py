@@ -10,7 +10,6 @@ from math import inf, prod
 import tvm
 from tvm.script.ir_builder import tirx as T
 
-from ...errors import UnsupportedOperatorError
 from ...precision import Storage
 from .epilogue import Position
 from .loops import task_loop
@@ -36,21 +35,22 @@ class Shape:
     columns: int
 
     @classmethod
-    def of(cls, shape: Sequence[int], axes: Sequence[int], layer: str) -> Shape:
-        """The view of a reduction over neighbouring axes; UnsupportedOperatorError for others.
-
-        Axes of extent 1 are neighbours of everything.
-        """
-        wide = [d for d, extent in enumerate(shape) if extent > 1]
+    def of(cls, shape: Sequence[int], axes: Sequence[int]) -> Shape:
+        """The view of a reduction over neighbouring axes."""
         chosen = [d for d in axes if shape[d] > 1]
         if not chosen:
             size = prod(shape)
             return cls(size, 1, 1, 1)
-        if [d for d in wide if chosen[0] <= d <= chosen[-1]] != chosen:
-            raise UnsupportedOperatorError("reduced axes must be neighbours", layer=layer, found=tuple(axes))
         inner = prod(shape[chosen[-1] + 1:])
         columns = shape[-1] if inner > 1 else shape[chosen[-1]]
         return cls(prod(shape[:chosen[0]]), prod(shape[d] for d in chosen), inner, columns)
+
+
+def are_neighbours(shape: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether no kept axis lies between reduced ones; axes of extent 1 do not count."""
+    chosen = [d for d in axes if shape[d] > 1]
+    between = [d for d, extent in enumerate(shape) if extent > 1 and chosen and chosen[0] <= d <= chosen[-1]]
+    return between == chosen
 
 
 def combine(kind: str, a: Vector, b: Vector) -> Vector:

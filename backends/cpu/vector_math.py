@@ -281,6 +281,20 @@ def power(x: Vector, exponent: float) -> Vector:
     return exp(log(x) * splat(exponent, lanes))
 
 
+def power_of(x: Vector, exponent: Vector) -> Vector:
+    """``x ** exponent`` element by element; a negative ``x`` needs a whole exponent, else the result is NaN."""
+    lanes = lanes_of(x)
+    x, exponent = bound(x), bound(exponent)
+    zero, half = splat(0.0, lanes), splat(0.5, lanes)
+    magnitude = bound(exp(bound(exponent * log(intrinsic("llvm.fabs", x)))))
+    halved = bound(exponent * half)
+    odd = intrinsic("llvm.floor", halved) != halved
+    whole = intrinsic("llvm.floor", exponent) == exponent
+    signed = T.Select(odd, zero - magnitude, magnitude)
+    below = T.Select(whole, signed, splat(math.nan, lanes))
+    return T.Select(exponent == zero, splat(1.0, lanes), T.Select(x < zero, below, magnitude))
+
+
 def _integer_power(x: Vector, n: int) -> Vector:
     if n == 1:
         return x

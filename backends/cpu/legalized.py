@@ -1,0 +1,128 @@
+"""Kernels through TVM's own legalization, for operators that have no generator here, with a generic schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ...errors import UnsupportedOperatorError
+from ...ir import Constant, GraphBuilder, constant_value, op_bindings, op_name, outputs_of, substitute
+from ..target import Capabilities
+from .kernel import Kernel, KernelRequest, identifier
+from .loops import SERIAL_ELEMENTS
+
+
+def build_opaque(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of an opaque group: what Relax legalizes its operators to, merged into one function.
+
+    Raises UnsupportedOperatorError, naming the layer, for an operator that cannot be legalized, and for storages
+    other than the tensors' own types.
+    """
+    group = request.group
+    if any(s.dtype == "bfloat16" or s.qparams is not None for s in (*request.inputs, *request.outputs)):
+        raise UnsupportedOperatorError("an operator without a kernel of its own reads and writes float32 only",
+                                       layer=group.name, found=[s.dtype for s in (*request.inputs, *request.outputs)])
+    function, arrays = lift_constants(group.function)
+    names = [op_name(b.value) for b in group.bindings]
+    try:
+        func = _legalize(function)
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise UnsupportedOperatorError("TVM has no code for this operator", layer=group.name, found=", ".join(
+            str(n) for n in names), hint=str(error).strip().splitlines()[-1][:200]) from error
+    func = schedule(func, capabilities.vector_bits // 32, threads)
+    func = func.with_attr("global_symbol", identifier(group.name)).with_attr("layer", group.name)
+    return Kernel(func, arrays, 0)
+
+
+def lift_constants(function: relax.Function) -> tuple[relax.Function, tuple[np.ndarray, ...]]:
+    """The function with its constants as further parameters, and their arrays."""
+    lifted: dict[Constant, relax.Var] = {}
+
+    def replace(arg: tvm.ir.Expr) -> tvm.ir.Expr:
+        if isinstance(arg, Constant):
+            return lifted.setdefault(arg, relax.Var(f"constant{len(lifted)}", arg.ty))
+        if isinstance(arg, relax.Tuple):
+            return relax.Tuple([replace(f) for f in arg.fields])
+        return arg
+
+    calls = []
+    for binding in op_bindings(function):
+        value = binding.value
+        if isinstance(value, relax.Call):
+            value = relax.Call(value.op, [replace(a) for a in value.args], value.attrs, value.ty_args)
+        calls.append((binding.var, value))
+    builder = GraphBuilder([*function.params, *lifted.values()])
+    known: dict[relax.Var, tvm.ir.Expr] = {}
+    for var, value in calls:
+        known[var] = builder.emit(substitute(value, known), var.name)
+    results = [known[v] if v in known else builder.emit(v, v.name) for v in outputs_of(function)]
+    as_tuple = isinstance(function.ret_ty, relax.TupleType)
+    return builder.finish(results, as_tuple=as_tuple), tuple(constant_value(c) for c in lifted)
+
+
+def _legalize(function: relax.Function) -> tvm.tirx.PrimFunc:
+    """One PrimFunc for a Relax function of operators; its buffers are the parameters, then the results."""
+    params = [relax.Var(p.name, p.ty) for p in function.params]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            name = builder.add_func(function.with_attr("Primitive", True), "group")
+            result = builder.emit_output(relax.Call(name, params))
+        builder.emit_func_output(result)
+    with tvm.target.Target("llvm"):
+        passes = [relax.backend.DispatchSortScan(), relax.transform.LegalizeOps(), relax.transform.FuseTIR()]
+        mod = tvm.transform.Sequential(passes)(builder.get())
+    found = [f for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+    if len(found) != 1:
+        raise ValueError(f"legalized to {len(found)} functions instead of one")
+    return found[0]
+
+
+def schedule(func: tvm.tirx.PrimFunc, lanes: int, threads: int) -> tvm.tirx.PrimFunc:
+    """A generic schedule: inline elementwise producers, share outer loops between threads, vectorize the innermost.
+
+    Each step is tried on each block and left out where the block does not allow it.
+    """
+    sch = tvm.s_tir.Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    for block in _blocks(sch):
+        _attempt(_inline, sch, block)
+    for block in _blocks(sch):
+        _attempt(_schedule_block, sch, block, lanes, threads)
+    return sch.mod["main"]
+
+
+def _blocks(sch: tvm.s_tir.Schedule) -> list[tvm.s_tir.schedule.SBlockRV]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _inline(sch: tvm.s_tir.Schedule, block: tvm.s_tir.schedule.SBlockRV) -> None:
+    if len(sch.get_consumers(block)) == 1:
+        sch.compute_inline(block)
+
+
+def _schedule_block(sch: tvm.s_tir.Schedule, block: tvm.s_tir.schedule.SBlockRV, lanes: int, threads: int) -> None:
+    loops = sch.get_loops(block)
+    kinds = [var.iter_type for var in sch.get(block).iter_vars]
+    if not loops or len(loops) != len(kinds):
+        return
+    extents = [int(sch.get(loop).extent) for loop in loops]
+    spatial = next((i for i, kind in enumerate(kinds) if kind != tvm.tirx.IterVar.DataPar), len(kinds))
+    outer = loops[:spatial] if spatial < len(loops) else loops[:-1]
+    if spatial == len(loops) and extents[-1] % lanes == 0:
+        rest, vector = sch.split(loops[-1], [None, lanes])
+        sch.vectorize(vector)
+        outer = outer or [rest]
+    if outer and threads > 1 and prod(extents) >= SERIAL_ELEMENTS:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _attempt(step: Callable[..., None], *args: object) -> None:
+    """Apply a step of a schedule, unless the block does not allow it."""
+    try:
+        step(*args)
+    except tvm.s_tir.ScheduleError:
+        return
