@@ -6,7 +6,6 @@ out, since neither changes the time), the CPU, the number of threads and the ver
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import math
@@ -14,14 +13,17 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tvm
 import tvm_ffi
 
+from .._environment import available_cpus
 from ..errors import TargetError, VerificationError
 from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
@@ -30,8 +32,10 @@ from .target import Target
 
 Progress = Callable[[int, int], None]
 
-# Kernels compiled into one module: many enough to share the compiler's start, few enough to show progress.
-_MODULE_KERNELS = 32
+# Kernels compiled into one module: many enough to share the compiler's start, few enough to share out to the CPUs.
+_MODULE_KERNELS = 6
+# Kernels timed in turns, whose buffers are in memory together.
+_TURN_KERNELS = 32
 # Kernels are timed in turns, so that a disturbance does not spoil all timings of one: this many rounds of this many
 # timings, each of about so many seconds (one call at least), until the limit is spent on a kernel.
 _ROUNDS, _REPEATS, _TIMING_S, _LIMIT_S = 5, 5, 5e-4, 0.1
@@ -72,7 +76,7 @@ class CostTable:
 
         Parameters
         ----------
-        progress : called with the number of distinct kernels done and in all.
+        progress : called with the steps done and in all: every kernel to be measured is compiled, then timed.
 
         Raises
         ------
@@ -84,13 +88,14 @@ class CostTable:
         if wanted and not target.runs_here():
             raise TargetError("costs can only be measured on the target itself, and this machine's CPU is another",
                               found=str(Target.parse("cpu")), expected=str(target), hint="compile on such a machine")
-        total = len(set(keys))
-        for start in range(0, len(wanted), _MODULE_KERNELS):
-            part = dict(list(wanted.items())[start:start + _MODULE_KERNELS])
-            for done, (key, cost) in enumerate(_measure(part, target), total - len(wanted) + start + 1):
-                self._costs[key] = cost
-                if progress is not None:
-                    progress(done, total)
+        report = progress or (lambda done, total: None)
+        compiled: list[_Compiled] = []
+        for part in _compile_all(wanted, target):
+            compiled += part
+            report(len(compiled), 2 * len(wanted))
+        for done, (key, cost) in enumerate(_time_all(compiled, target), len(compiled) + 1):
+            self._costs[key] = cost
+            report(done, 2 * len(wanted))
         if wanted:
             self._write(wanted)
         return [self._costs[key] for key in keys]
@@ -152,31 +157,50 @@ def _read(path: Path, *, quiet: bool = False) -> dict[str, float]:
         return {}
 
 
-def _measure(kernels: dict[str, Kernel], target: Target) -> Iterable[tuple[str, float]]:
-    """Compile all kernels together, then time them in turns."""
-    names = {f"kernel{i}": (key, kernel) for i, (key, kernel) in enumerate(kernels.items())}
-    module = _compile({name: kernel for name, (_, kernel) in names.items()}, target)
-    use_threads(target.threads)
-    watches = [(key, _Stopwatch(module, name, kernel)) for name, (key, kernel) in names.items()]
-    for _ in range(_ROUNDS - 1):
-        for _, watch in watches:
-            watch.run()
-    for key, watch in watches:
-        watch.run()
-        yield key, max(watch.seconds * 1e6, 1e-3)
+@dataclass(frozen=True)
+class _Compiled:
+    """The machine code of one kernel: function ``name`` of ``module``."""
+
+    key: str
+    kernel: Kernel
+    module: tvm.runtime.Module
+    name: str
 
 
-def _compile(kernels: dict[str, Kernel], target: Target) -> tvm.runtime.Module:
+def _compile_all(kernels: Mapping[str, Kernel], target: Target) -> Iterator[list[_Compiled]]:
+    """Compile all kernels, some modules at a time, as many at once as there are CPUs."""
+    items = list(kernels.items())
+    parts = [items[i:i + _MODULE_KERNELS] for i in range(0, len(items), _MODULE_KERNELS)]
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        yield from pool.map(lambda part: _compile(part, target), parts)
+
+
+def _compile(part: Sequence[tuple[str, Kernel]], target: Target) -> list[_Compiled]:
+    names = [f"kernel{i}" for i in range(len(part))]
     try:
-        return compile_functions({name: kernel.func for name, kernel in kernels.items()}, target.tvm_target())
+        module = compile_functions({n: k.func for n, (_, k) in zip(names, part, strict=True)}, target.tvm_target())
+        module[names[0]]  # looking one up makes LLVM generate the module's machine code
     except Exception as error:
-        if len(kernels) == 1:
-            kernel, = kernels.values()
-            raise VerificationError("the kernel does not compile", layer=_layer(kernel),
+        if len(part) == 1:
+            raise VerificationError("the kernel does not compile", layer=_layer(part[0][1]),
                                     found=_last_line(error)) from error
-        for name, kernel in kernels.items():
-            _compile({name: kernel}, target)
+        for one in part:
+            _compile([one], target)
         raise
+    return [_Compiled(key, kernel, module, name) for name, (key, kernel) in zip(names, part, strict=True)]
+
+
+def _time_all(compiled: Sequence[_Compiled], target: Target) -> Iterator[tuple[str, float]]:
+    """Time compiled kernels in turns; their keys and microseconds."""
+    use_threads(target.threads)
+    for start in range(0, len(compiled), _TURN_KERNELS):
+        watches = [_Stopwatch(c) for c in compiled[start:start + _TURN_KERNELS]]
+        for _ in range(_ROUNDS - 1):
+            for watch in watches:
+                watch.run()
+        for watch in watches:
+            watch.run()
+            yield watch.compiled.key, max(watch.seconds * 1e6, 1e-3)
 
 
 def _layer(kernel: Kernel) -> str:
@@ -192,11 +216,10 @@ def _last_line(error: Exception) -> str:
 class _Stopwatch:
     """A compiled kernel, timed again and again; ``seconds`` is the least time of a call so far."""
 
-    def __init__(self, module: tvm.runtime.Module, name: str, kernel: Kernel) -> None:
+    def __init__(self, compiled: _Compiled) -> None:
+        self.compiled = compiled
         self.seconds = math.inf
-        self._evaluator = functools.partial(module.time_evaluator, name, tvm.cpu())
-        self._kernel = kernel
-        self._buffers = random_buffers(kernel)
+        self._buffers = random_buffers(compiled.kernel)
         self._spent = 0.0
 
     def run(self) -> None:
@@ -207,9 +230,10 @@ class _Stopwatch:
         number = max(1, int(_TIMING_S / max(self.seconds, 1e-7)))
         repeats = _REPEATS if self.seconds < _TIMING_S else 1
         try:
-            results = self._evaluator(number=number, repeat=repeats)(*self._buffers).results
+            module, name = self.compiled.module, self.compiled.name
+            results = module.time_evaluator(name, tvm.cpu(), number=number, repeat=repeats)(*self._buffers).results
         except Exception as error:
-            raise VerificationError("the kernel does not run", layer=_layer(self._kernel),
+            raise VerificationError("the kernel does not run", layer=_layer(self.compiled.kernel),
                                     found=_last_line(error)) from error
         self.seconds = min(self.seconds, *results)
         self._spent += time.perf_counter() - start

@@ -86,13 +86,14 @@ def test_slow_kernels_are_not_timed_for_long(tmp_path, monkeypatch):
     assert runs == [{"number": 1, "repeat": 1}] * 2
 
 
-def test_progress_counts_distinct_kernels(tmp_path, monkeypatch):
+def test_progress_counts_compiling_and_timing(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "_MODULE_KERNELS", 2)
+    monkeypatch.setattr(costs, "_TURN_KERNELS", 2)
     table, seen = CostTable(tmp_path / "c.json"), []
     table.measure([scale_kernel(64)], TARGET)
     sizes = (64, 128, 256, 512, 128)
     table.measure([scale_kernel(s) for s in sizes], TARGET, lambda done, total: seen.append((done, total)))
-    assert seen == [(2, 4), (3, 4), (4, 4)]
+    assert seen == [(2, 6), (3, 6), (4, 6), (5, 6), (6, 6)]
     assert table.measure([], TARGET) == []
 
 
