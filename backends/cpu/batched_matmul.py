@@ -13,10 +13,10 @@ from ...ir import shape_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
 from .epilogue import Epilogue, Position, row_index
-from .isa import Arithmetic, arithmetic, bind, load, named, store
+from .isa import Arithmetic, arithmetic, bind, load, named, span, store
 from .kernel import Kernel, KernelRequest, Parameters
-from .microkernel import Block, Tasks, by_kind, emit_rows
 from .left_rows import MatrixRows
+from .microkernel import Block, Tasks, by_kind, emit_rows
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
 from .tiling import Product, choose
@@ -79,8 +79,7 @@ class BatchedProduct:
         count = min(threads, units)
         with T.parallel(count) as task:
             named("task", task)
-            with T.serial(task * units // count, (task + 1) * units // count) as unit:
-                named("unit", unit)
+            with span("unit", task * units // count, (task + 1) * units // count) as unit:
                 column_part = unit % schedule.column_tasks
                 row_part = bind("row_part", unit // schedule.column_tasks % schedule.row_tasks)
                 item = bind("item", unit // (schedule.column_tasks * schedule.row_tasks))
@@ -104,9 +103,8 @@ class BatchedProduct:
         packed = named("packed", T.alloc_buffer((self.tasks.product.steps * widest * unit.panel,), unit.weight))
         starts = named("starts", T.alloc_buffer((widest * unit.lanes,), "int32")) if self.zeros else None
 
-        stop = (column_part + 1) * columns.blocks // schedule.column_tasks
-        with T.serial(column_part * columns.blocks // schedule.column_tasks, stop) as block:
-            named("block", block)
+        start, stop = ((column_part + i) * columns.blocks // schedule.column_tasks for i in (0, 1))
+        with span("block", start, stop) as block:
             column = bind("column", block * (columns.vectors * unit.lanes))
 
             def body(vectors: int, last: int) -> None:

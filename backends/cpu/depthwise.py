@@ -21,7 +21,7 @@ from ..target import Capabilities
 from .convolution import Geometry
 from .epilogue import Epilogue, Position
 from .gemm import dequantize, prepare, with_slack
-from .isa import Arithmetic, arithmetic, bind, load, named, store
+from .isa import Arithmetic, arithmetic, bind, load, named, span, store
 from .kernel import Kernel, KernelRequest, Parameters
 from .signature import build_kernel, input_index
 from .vector_math import Vector, fma, splat
@@ -103,8 +103,7 @@ class Depthwise:
         tasks = min(threads, units)
         with T.parallel(tasks) as task:
             named("task", task)
-            with T.serial(task * units // tasks, (task + 1) * units // tasks) as unit:
-                named("unit", unit)
+            with span("unit", task * units // tasks, (task + 1) * units // tasks) as unit:
                 vector = bind("vector", unit % vectors)
                 band, image = unit // vectors % bands, unit // (vectors * bands)
                 row = bind("row", T.min(band * self.blocks.rows, self.geometry.result[0] - self.blocks.rows))

@@ -53,6 +53,15 @@ def bind(name: str, value: Index) -> Index:
     return value if isinstance(value, int) else named(name, T.bind(value))
 
 
+@contextmanager
+def span(name: str, start: Index, stop: Index) -> Iterator[Index]:
+    """A loop over ``start``…``stop``. It counts from 0: TVM's analyzer gets loops wrong that start at another
+    loop's variable."""
+    with T.serial(stop - start) as i:
+        named(f"{name}_in", i)
+        yield bind(name, start + i)
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """One precision's multiply-add on vectors of accumulators.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from .isa import Arithmetic, bind, load, named, store
+from .isa import Arithmetic, bind, load, named, span, store
 from .tiling import Columns, Product, Schedule, columns_of
 from .vector_math import Vector, splat
 from .vector_memory import Index
@@ -117,8 +117,7 @@ def emit_rows(arithmetic: Arithmetic, left: Left, schedule: Schedule, tiles: tup
 
     total : rows in all; the last tile starts at ``total - schedule.rows``.
     """
-    with T.serial(*tiles) as tile:
-        named("tile", tile)
+    with span("tile", *tiles) as tile:
         row = tile * schedule.rows
         if total % schedule.rows:
             row = T.min(row, total - schedule.rows)
@@ -169,9 +168,9 @@ class Tasks:
                 tiles = tuple(bind(n, (part + i) * self.tiles // self.parts) for i, n in enumerate(("begin", "end")))
                 first = tiles[0] * schedule.rows
                 left = open_left(part, bind("first_row", T.min(first, self.product.rows - schedule.rows)))
-                stop = (column_task + 1) * blocks // schedule.column_tasks
-                with T.serial(column_task * blocks // schedule.column_tasks, stop) as block:
-                    self._emit_block(arithmetic, packed, left, tiles, named("block", block), finish)
+                start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
+                with span("block", start, stop) as block:
+                    self._emit_block(arithmetic, packed, left, tiles, block, finish)
 
     def _emit_block(self, arithmetic: Arithmetic, packed: tirx.Buffer, left: Left, tiles: tuple[Index, Index],
                     block: Index, finish: Callable[[Vector, Index, Index, int], None]) -> None:

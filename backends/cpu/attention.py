@@ -1,0 +1,307 @@
+"""Scaled dot-product attention in one kernel: scores never leave the cache.
+
+A unit of work is one head of one batch item (or a part of its queries). It packs the head's keys and values, then
+takes a few queries at a time: scores by the micro-kernel, softmax in float32, probabilities (rounded to the group's
+precision) times the values by the micro-kernel again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from ...errors import PlanError, UnsupportedOperatorError, VerificationError
+from ...ir import Constant, constant_value, shape_of
+from ...precision import BFLOAT16, FLOAT32, Precision, Storage
+from ..target import Capabilities
+from .epilogue import Epilogue, Position, row_index
+from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, load, named, span, store
+from .kernel import Kernel, KernelRequest, Parameters
+from .microkernel import Block, Left, Reduction, by_kind, emit_tile
+from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
+from .signature import build_kernel, input_index
+from .tiling import Columns, Product, choose
+from .vector_math import Vector, bound, exp, fma, larger, splat
+from .vector_memory import Index, encode, flat_view, import_conversions, load_float
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Query [batch, queries, heads, depth], key [batch, keys, heads, depth], value [batch, keys, heads, width].
+
+    causal : None, or by how much the last key that a query sees is ahead of the query's index.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    depth: int
+    width: int
+    scale: float
+    causal: int | None
+
+    @classmethod
+    def of(cls, call: tvm.ir.Expr, layer: str) -> AttentionShape:
+        """The shape of a relax.nn.attention(_bias) call; errors name the layer."""
+        query, key, value = (shape_of(a) for a in call.args[:3])
+        batch, queries, heads, depth = query
+        keys, width = key[1], value[3]
+        if key != (batch, keys, heads, depth) or value != (batch, keys, heads, width):
+            raise VerificationError("query, key and value of an attention do not fit", layer=layer,
+                                    found=(query, key, value), expected="[batch, sequence, heads, head size]")
+        attrs = call.attrs
+        if attrs.window_size is not None:
+            raise UnsupportedOperatorError("attention in a sliding window has no kernel", layer=layer,
+                                           hint="write the window as a bias")
+        scale = 1.0 / math.sqrt(depth) if attrs.scale is None else float(attrs.scale)
+        mask = None if attrs.causal_mask is None else str(attrs.causal_mask)
+        causal = {None: None, "TopLeft": 0, "BottomRight": keys - queries}[mask]
+        return cls(batch, heads, queries, keys, depth, width, scale, causal)
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """What is added to the scores: a flat buffer of a tensor of ``shape``, which broadcasts to all scores."""
+
+    view: tirx.Buffer
+    shape: tuple[int, int, int, int]
+    storage: Storage
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Emits an attention kernel's loops.
+
+    rows : queries of a tile; scores, values : the cut of the keys and of the values' width into column blocks;
+    parts : units into which the queries of a head are cut.
+    """
+
+    shape: AttentionShape
+    unit: Arithmetic
+    rows: int
+    scores: Columns
+    values: Columns
+    parts: int
+    features: frozenset[str]
+    epilogue: Epilogue
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a row of scores, whole vectors."""
+        return -(-self.shape.keys // self.unit.lanes) * self.unit.lanes
+
+    @property
+    def key_steps(self) -> int:
+        return -(-self.shape.depth // self.unit.depth)
+
+    @property
+    def value_steps(self) -> int:
+        return -(-self.shape.keys // self.unit.depth)
+
+    def emit(self, sources: Sequence[tirx.Buffer], bias: _Bias | None, threads: int) -> None:
+        """Emit the parallel loop over heads; ``sources`` are query, key and value."""
+        shape, unit = self.shape, self.unit
+        units = shape.batch * shape.heads * self.parts
+        tasks, tiles = min(threads, units), -(-shape.queries // self.rows)
+        with T.parallel(tasks) as task:
+            named("task", task)
+            sizes = (self.key_steps * self._vectors(self.scores), self.value_steps * self._vectors(self.values))
+            keys, values = (named(name, T.alloc_buffer((size * unit.panel,), unit.weight))
+                            for name, size in zip(("keys", "values"), sizes, strict=True))
+            with span("item", task * units // tasks, (task + 1) * units // tasks) as item:
+                part, head = item % self.parts, bind("head", item // self.parts)
+                self._emit_pack(sources, head, keys, values)
+                with span("tile", part * tiles // self.parts, (part + 1) * tiles // self.parts) as tile:
+                    query = bind("query", T.min(tile * self.rows, shape.queries - self.rows))
+                    scores = named("scores", T.alloc_buffer((self.rows * self.pitch,), "float32"))
+                    self._emit_scores(sources[0], keys, scores, head, query, bias)
+                    probabilities = self._emit_softmax(scores)
+                    self._emit_values(probabilities, values, head, query)
+
+    @staticmethod
+    def _vectors(columns: Columns) -> int:
+        return columns.vectors * columns.full + columns.tail
+
+    def _origin(self, head: Index, sequence: int, size: int) -> Index:
+        """Where a head of q, k or v starts; ``head`` counts through the batch."""
+        heads = self.shape.heads
+        return head // heads * (sequence * heads * size) + head % heads * size
+
+    def _emit_pack(self, sources: Sequence[tirx.Buffer], head: Index, keys: tirx.Buffer, values: tirx.Buffer) -> None:
+        shape, unit = self.shape, self.unit
+        key = Matrix(sources[1], bind("key_origin", self._origin(head, shape.keys, shape.depth)),
+                     shape.heads * shape.depth, shape.keys, shape.depth)
+        value = Matrix(sources[2], bind("value_origin", self._origin(head, shape.keys, shape.width)),
+                       shape.heads * shape.width, shape.keys, shape.width)
+        for columns, steps, packed, matrix, emit in ((self.scores, self.key_steps, keys, key, emit_pack_transposed),
+                                                     (self.values, self.value_steps, values, value, emit_pack)):
+            with T.serial(columns.blocks) as block:
+                named("block", block)
+                first = bind("first", block * (steps * columns.vectors * unit.panel))
+                column = bind("column", block * (columns.vectors * unit.lanes))
+                by_kind(columns, block, unit.lanes, lambda vectors, last, m=matrix, p=packed, f=first, c=column, e=emit:
+                        e(unit, m, c, Panel(p, f, vectors, last)))
+
+    def _emit_scores(self, source: tirx.Buffer, keys: tirx.Buffer, scores: tirx.Buffer, head: Index, query: Index,
+                     bias: _Bias | None) -> None:
+        """Scores of a tile of queries: scaled, biased, -inf where there is no key."""
+        shape, unit, columns = self.shape, self.unit, self.scores
+        source, bases = self._queries(source, head, query)
+        left = Left(source, lambda row, group: bases[0], Reduction((), shape.depth))
+        with T.serial(columns.blocks) as block:
+            named("block", block)
+            first = bind("first", block * (self.key_steps * columns.vectors * unit.panel))
+
+            def body(vectors: int, last: int) -> None:
+                acc = emit_tile(unit, left, bases, Block(vectors, keys, first))
+                for i in range(self.rows):
+                    for j in range(vectors):
+                        valid = last if j == vectors - 1 else unit.lanes
+                        key = block * (columns.vectors * unit.lanes) + j * unit.lanes
+                        value = self._score(load(acc[i][j], 0, unit.lanes), head, query + i, key, valid, bias)
+                        store(scores, i * self.pitch + key, value, unit.lanes)
+
+            by_kind(columns, block, unit.lanes, body)
+
+    def _queries(self, source: tirx.Buffer, head: Index, query: Index) -> tuple[tirx.Buffer, list[Index]]:
+        """The tile's queries: in place, or copied where a step would read past a query's end."""
+        shape, unit = self.shape, self.unit
+        origin = self._origin(head, shape.queries, shape.depth)
+        bases = [bind(f"base_{i}", origin + (query + i) * (shape.heads * shape.depth)) for i in range(self.rows)]
+        if shape.depth % unit.depth == 0:
+            return source, bases
+        pitch = self.key_steps * unit.depth
+        copied = named("queries", T.alloc_buffer((self.rows * pitch,), unit.operand))
+        for i, base in enumerate(bases):
+            fill_run(copied, i * pitch + shape.depth, 0, pitch - shape.depth)
+            copy_run(copied, i * pitch, source, base, shape.depth)
+        return copied, [tirx.const(i * pitch, "int32") for i in range(self.rows)]
+
+    def _score(self, acc: Vector, head: Index, query: Index, key: Index, valid: int, bias: _Bias | None) -> Vector:
+        lanes, shape = self.unit.lanes, self.shape
+        score = acc * splat(shape.scale, lanes)
+        if bias is not None:
+            row = row_index(bias.shape[:3], (shape.batch, shape.heads, shape.queries), head * shape.queries + query)
+            if bias.shape[3] == 1:
+                added = splat(load_float(bias.view, row, 1, 1, bias.storage), lanes)
+            else:
+                added = load_float(bias.view, row * shape.keys + key, lanes, valid, bias.storage)
+            score = fma(acc, splat(shape.scale, lanes), added)
+        nothing = splat(-math.inf, lanes)
+        if valid < lanes:
+            score = T.Select(T.ramp(0, 1, lanes) < splat(valid, lanes, "int32"), score, nothing)
+        if shape.causal is not None:
+            seen = splat(query + shape.causal, lanes) if shape.causal else splat(query, lanes)
+            score = T.Select(T.ramp(key, 1, lanes) <= seen, score, nothing)
+        return score
+
+    def _emit_softmax(self, scores: tirx.Buffer) -> tirx.Buffer:
+        """Softmax of every row of ``scores``; the probabilities as the multiply-add reads them."""
+        lanes, vectors = self.unit.lanes, self.pitch // self.unit.lanes
+        narrow = self.unit.precision is Precision.BF16
+        result = named("probabilities", T.alloc_buffer((self.rows * self.pitch,), "uint16")) if narrow else scores
+        with T.serial(self.rows) as row:
+            at = bind("at", named("row", row) * self.pitch)
+            state = named("state", T.alloc_buffer((lanes,), "float32"))
+            store(state, 0, load(scores, at, lanes), lanes)
+            with span("i", 1, vectors) as i:
+                score = T.bind(load(scores, at + i * lanes, lanes))
+                store(state, 0, larger(score, load(state, 0, lanes)), lanes)
+            highest = bound(splat(reduced(T.bind(load(state, 0, lanes)), larger), lanes))
+            store(state, 0, splat(0.0, lanes), lanes)
+            with T.serial(vectors) as i:
+                named("i", i)
+                power = bound(exp(load(scores, at + i * lanes, lanes) - highest))
+                store(scores, at + i * lanes, power, lanes)
+                store(state, 0, load(state, 0, lanes) + power, lanes)
+            total = reduced(T.bind(load(state, 0, lanes)), lambda a, b: a + b)
+            factor = bound(splat(tirx.const(1.0, "float32") / total, lanes))
+            with T.serial(vectors) as i:
+                named("i", i)
+                probability = load(scores, at + i * lanes, lanes) * factor
+                if narrow:
+                    probability = encode(probability, BFLOAT16, self.features)
+                store(result, at + i * lanes, probability, lanes)
+        return result
+
+    def _emit_values(self, probabilities: tirx.Buffer, values: tirx.Buffer, head: Index, query: Index) -> None:
+        """Probabilities times values, through the epilogue."""
+        shape, unit, columns = self.shape, self.unit, self.values
+        bases: list[Index] = [tirx.const(i * self.pitch, "int32") for i in range(self.rows)]
+        left = Left(probabilities, lambda row, group: bases[0], Reduction((), shape.keys))
+        with T.serial(columns.blocks) as block:
+            named("block", block)
+            first = bind("first", block * (self.value_steps * columns.vectors * unit.panel))
+
+            def body(vectors: int, last: int) -> None:
+                acc = emit_tile(unit, left, bases, Block(vectors, values, first))
+                for i in range(self.rows):
+                    row = (head // shape.heads * shape.queries + query + i) * shape.heads + head % shape.heads
+                    for j in range(vectors):
+                        valid = last if j == vectors - 1 else unit.lanes
+                        column = block * (columns.vectors * unit.lanes) + j * unit.lanes
+                        self.epilogue.emit(load(acc[i][j], 0, unit.lanes), Position(row, column), valid)
+
+            by_kind(columns, block, unit.lanes, body)
+
+
+def reduced(vector: Vector, combine: Callable[[Vector, Vector], Vector]) -> Vector:
+    """All lanes of a vector combined into a scalar, by halving."""
+    lanes = int(tvm.runtime.DataType(str(vector.ty.dtype)).lanes)
+    while lanes > 1:
+        lanes //= 2
+        vector = bound(vector)
+        low, high = (T.Shuffle([vector], list(range(first, first + lanes))) for first in (0, lanes))
+        vector = combine(low, high)
+    return bound(vector)
+
+
+def build_attention(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of an attention group in FP32 or BF16, with its epilogue."""
+    if request.precision not in (Precision.FP32, Precision.BF16):
+        raise PlanError("attention computes in fp32 or bf16", layer=request.group.name, found=request.precision)
+    call = request.group.anchor.value
+    shape = AttentionShape.of(call, request.group.name)
+    unit = arithmetic(request.precision, capabilities)
+    schedule = choose(Product(shape.queries, shape.keys, -(-shape.depth // unit.depth)), unit, capabilities, 1)
+    widest = max(1, (capabilities.registers - 1) // (schedule.rows + 1))
+    values = Columns.cut(shape.width, min(widest, -(-shape.width // unit.lanes)), unit.lanes)
+    items = shape.batch * shape.heads
+    split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
+    parts = min(split, -(-shape.queries // schedule.rows))
+    epilogue = Epilogue(request, capabilities, request.group.anchor)
+    emitter = Attention(shape, unit, schedule.rows, schedule.columns, values, parts, capabilities.features, epilogue)
+    bias_argument = call.args[3] if len(call.args) > 3 else None
+    constants: tuple[np.ndarray, ...] = ()
+    if isinstance(bias_argument, Constant):
+        constants = (np.ascontiguousarray(constant_value(bias_argument), dtype=np.float32),)
+
+    def emit(parameters: Parameters) -> None:
+        names = ("query", "key", "value")
+        sources = [named(n, flat_view(parameters.inputs[input_index(request, a)]))
+                   for n, a in zip(names, call.args[:3], strict=True)]
+        if request.precision is Precision.BF16 and BFLOAT16 not in request.outputs:
+            import_conversions(capabilities.features)
+        emitter.emit(sources, _bias(request, bias_argument, parameters), threads)
+
+    macs = items * shape.queries * shape.keys * (shape.depth + shape.width)
+    return build_kernel(request, unit, epilogue, constants, macs, emit)
+
+
+def _bias(request: KernelRequest, argument: tvm.ir.Expr | None, parameters: Parameters) -> _Bias | None:
+    """The view of an attention's bias: a parameter, or the kernel's first constant."""
+    if argument is None:
+        return None
+    shape = (1,) * (4 - len(shape_of(argument))) + shape_of(argument)
+    buffer, storage = parameters.constants[0] if isinstance(argument, Constant) else None, FLOAT32
+    if buffer is None:
+        index = input_index(request, argument)
+        buffer, storage = parameters.inputs[index], request.inputs[index]
+    return _Bias(named("bias", flat_view(buffer)), (shape[0], shape[1], shape[2], shape[3]), storage)
