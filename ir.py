@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import tvm
@@ -26,11 +27,11 @@ from tvm import relax
 
 from .errors import VerificationError
 
-Expr = tvm.ir.Expr
+Expr: TypeAlias = tvm.ir.Expr
 Constant = tvm.ir.GenericConst
 
 
-def constant(array: np.ndarray) -> Constant:
+def constant(array: np.ndarray) -> Expr:
     """A Relax constant that owns a copy of ``array``."""
     return relax.const(np.array(array, order="C"), str(array.dtype))
 

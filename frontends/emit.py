@@ -126,7 +126,7 @@ def _full_bias(builder: GraphBuilder, name: str, bias: Expr, keys: int) -> Expr:
 
 def mask_bias(builder: GraphBuilder, name: str, mask: Expr) -> relax.Var:
     """The float32 bias of a boolean mask: 0 where it is true, ``MASKED`` where it is false."""
-    return builder.emit(relax.op.where(mask, float_constant(np.float32(0)), float_constant(np.float32(MASKED))), name)
+    return builder.emit(relax.op.where(mask, float_constant(np.zeros(())), float_constant(np.array(MASKED))), name)
 
 
 def causal_bias(queries: int, keys: int) -> np.ndarray:

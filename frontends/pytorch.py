@@ -72,7 +72,7 @@ def _export(module: torch.nn.Module, example_inputs: Any) -> ExportedProgram:
 
 def _require_weights(module: torch.nn.Module) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin) or tensor.is_meta:
+        if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
             raise ImportModelError("the weight has no values yet", layer=name,
                                    hint="load the weights, or run a lazy module once, before compiling")
 

@@ -24,25 +24,25 @@ _ADAPTIVE = {1: _op.nn.adaptive_avg_pool1d, 2: _op.nn.adaptive_avg_pool2d, 3: _o
 class Window:
     """A pool's geometry per spatial dimension; ``extra`` is what ceil mode reads beyond the end padding."""
 
-    kernel: list[int]
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    extra: list[int]
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    extra: Sequence[int]
 
     @classmethod
     def of(cls, n: int, extents: Sequence[int], kernel: Sequence[int], stride: Sequence[int] | None,
            padding: Sequence[int], dilation: Sequence[int], *, ceil_mode: bool) -> Window:
         """ATen's arguments: an empty stride is the kernel; ceil mode drops windows that start in the end padding."""
-        sizes = [expand_sizes(v, n) for v in (kernel, stride or kernel, padding, dilation)]
+        kernel, stride, padding, dilation = (expand_sizes(v, n) for v in (kernel, stride or kernel, padding, dilation))
         extra = []
-        for extent, k, s, p, d in zip(extents, *sizes, strict=True):
+        for extent, k, s, p, d in zip(extents, kernel, stride, padding, dilation, strict=True):
             reach = extent + 2 * p - d * (k - 1) - 1
             steps = -(-reach // s) if ceil_mode else reach // s
             if ceil_mode and steps * s >= extent + p:
                 steps -= 1
             extra.append(max(steps * s - reach, 0))
-        return cls(*sizes, extra)
+        return cls(kernel, stride, padding, dilation, extra)
 
     def pads(self) -> list[int]:
         """All starts, then all ends."""
@@ -83,7 +83,7 @@ def average_pool(n: int) -> Handler:
         if divisor is None and include and any(w.extra) and any(w.padding):
             y = constant_pad(Context(c.builder, f"{c.name}.padded", c.result), x,
                              [p for q in reversed(w.padding) for p in (q, q)])
-            pads, include = [0] * n + w.extra, False
+            pads, include = [*[0] * n, *w.extra], False
         elif divisor is None and (any(w.extra) or not any(w.padding)):
             include = False
         y = c.emit(_AVERAGE[n](y, w.kernel, strides=w.stride, padding=pads, count_include_pad=include))

@@ -54,9 +54,8 @@ def _copy(source: GraphModule, graph: Graph, values: dict[Node, Any]) -> list[An
 
 
 def _copy_region(source: GraphModule, graph: Graph, call: Node, values: dict[Node, Any]) -> list[Any]:
-    position = _module_position(call)
-    attribute = call.args[position]
-    region = source.get_submodule(attribute.target)
-    arguments = torch.fx.map_arg(call.args[position + 1:], lambda n: values[n])
+    arguments: list[Any] = list(call.args)[_module_position(call):]
+    region: Any = source.get_submodule(arguments.pop(0).target)
+    arguments = list(torch.fx.map_arg(arguments, lambda n: values[n]))
     placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
     return _copy(region, graph, dict(zip(placeholders, arguments, strict=True)))

@@ -133,8 +133,9 @@ class Translator:
         return given
 
     def _call(self, node: Node) -> Value:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
-        op = node.target
+        call: Any = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
+        args, kwargs = call
+        op: Any = node.target
         if any(v is _MISSING for v in pytree.tree_leaves((args, kwargs))):
             return _MISSING
         if isinstance(op, torch._ops.OpOverload) and packet_name(op) in IGNORED:
@@ -160,7 +161,9 @@ class Translator:
 
     def _item(self, node: Node, values: Value, position: Any) -> Value:
         value = values[position]
-        return self._refuse(node, "this result of it has no translation") if value is UNAVAILABLE else value
+        if value is UNAVAILABLE and node.users:
+            return self._refuse(node.all_input_nodes[0], f"its result number {position} has no translation")
+        return value
 
     def _higher_order(self, node: Node, op: torch._ops.HigherOrderOperator, args: Any) -> Value:
         """Calls of functions: of checks, which vanish; control flow has no translation."""
@@ -170,7 +173,7 @@ class Translator:
 
     def _compute(self, node: Node, args: Any, kwargs: Any) -> Value:
         """A call that depends on no input, computed by PyTorch."""
-        op = node.target
+        op: Any = node.target
         if isinstance(op, torch._ops.OpOverload):
             if torch.Tag.nondeterministic_seeded in op.tags and not _is_dropout(op):
                 return self._refuse(node, "it draws random numbers")
