@@ -197,7 +197,20 @@ def _reshape(layouts: Layouts, binding: relax.VarBinding) -> bool:
         layouts.row_order[binding.var] = order
         layouts.emit(binding, identity(2), relax.op.reshape(layouts.get(source, axes), shape))
         return True
-    return False
+    axes = with_runs_together(shape_of(source), axes, shape)
+    result = reshaped_layout(shape_of(source), axes, shape)
+    if result is None:
+        return False
+    layouts.emit(binding, result, relax.op.reshape(layouts.get(source, axes), [shape[a] for a in result]))
+    return True
+
+
+def with_runs_together(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]) -> Axes:
+    """The layout next to ``axes`` that a reshape to ``result`` can take: each run in order, at its first axis."""
+    first: dict[int, int] = {}
+    for run, _ in _runs(source, result):
+        first.update(dict.fromkeys(run, min(axes.index(a) for a in run)))
+    return tuple(sorted(axes, key=lambda a: (first.get(a, axes.index(a)), a)))
 
 
 def reshaped_layout(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]) -> Axes | None:
