@@ -14,7 +14,7 @@ import torch
 import tvm
 from tvm import relax
 
-from ..errors import DataError, UnsupportedOperatorError, VerificationError
+from ..errors import CompileError, DataError, UnsupportedOperatorError, VerificationError
 from ..ir import Constant, Expr, constant_value, op_bindings, op_name, outputs_of, variables_of
 from . import reference_elementwise, reference_nn, reference_reduce, reference_resize, reference_shape
 from .semantics import Semantics, Value, tensor_of
@@ -38,7 +38,8 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
         included (a variable of tuple type has a tuple).
     layer : the name of the binding, for errors.
 
-    Raises UnsupportedOperatorError, naming the operator and the binding, where there are no semantics.
+    Raises UnsupportedOperatorError, naming the operator and the binding, where there are no semantics; DataError for
+    an index outside of a table.
     """
     name = op_name(call)
     if name not in SEMANTICS:
@@ -48,11 +49,11 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
     arguments = [_argument(a, values) for a in call.args]
     try:
         return SEMANTICS[name](arguments, call)
-    except UnsupportedOperatorError as error:
+    except CompileError as error:
         if layer is None or error.layer is not None:
             raise
-        raise UnsupportedOperatorError(error.problem, layer=layer, found=error.found, expected=error.expected,
-                                       hint=error.hint) from error
+        raise type(error)(error.problem, layer=layer, found=error.found, expected=error.expected,
+                          hint=error.hint) from error
 
 
 def _argument(expr: Expr, values: Iterator[Value]) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 from tvm import relax
 
+from ..errors import DataError
 from .semantics import Semantics, axes_of, ints, of_tensors, refuse, result_dtype
 
 
@@ -104,6 +105,9 @@ def _take(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
         flat = flat.clamp(0, x.shape[axis] - 1)
     elif str(call.attrs.mode) == "wrap":
         flat = flat.remainder(x.shape[axis])
+    elif flat.numel() and not (int(flat.min()) >= 0 and int(flat.max()) < x.shape[axis]):
+        raise DataError("an index is outside of the table", found=f"{int(flat.min())} to {int(flat.max())}",
+                        expected=f"0 to {x.shape[axis] - 1}")
     return x.index_select(axis, flat).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1:])
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.errors import DataError, UnsupportedOperatorError
 from narrowcast.operators import custom, reference
-from tvm import relax
 
 op = relax.op
 EPSILON = float(np.finfo(np.float32).eps)
@@ -310,3 +311,12 @@ def test_missing_inputs() -> None:
         reference.run(function_of("relu"), {"wrong": torch.zeros(X)})
     with pytest.raises(DataError, match="wrong number"):
         reference.run(function_of("relu"), [])
+
+
+@pytest.mark.parametrize("bad", [-1, 5])
+def test_index_outside_of_a_table(bad: int) -> None:
+    ids = var("ids", (2,), "int64")
+    builder = ir.GraphBuilder([ids])
+    func = builder.finish([builder.emit(op.take(weights(5, 3), ids, axis=0), "embedding")])
+    with pytest.raises(DataError, match=r"(?s)embedding.*outside of the table.*0 to 4"):
+        reference.run(func, [torch.tensor([0, bad])])
