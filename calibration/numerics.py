@@ -140,8 +140,11 @@ class GroupProgram:
         """Evaluate the bindings from number ``done`` on in float32, the earlier ones' values given."""
         for binding in self.bindings[done:]:
             values[binding.var] = self._evaluate(binding, values)
-        results = [self.value_of(r, values) for r in self.results]
-        return tuple(results) if self.is_tuple else results[0]  # type: ignore[arg-type,return-value]
+        results: list[torch.Tensor] = []
+        for result in self.results:
+            value = self.value_of(result, values)
+            results.extend(value if isinstance(value, tuple) else (value,))
+        return tuple(results) if self.is_tuple else results[0]
 
     def value_of(self, leaf: Expr, values: dict[relax.Var, Value]) -> Value:
         """The value of a variable or a constant."""

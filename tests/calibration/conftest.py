@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.operators import custom
 from narrowcast.passes.fuse import FuseGroups
 
 op = relax.op
@@ -61,3 +62,17 @@ def transformer() -> tvm.IRModule:
     z = b.emit(op.nn.gelu(b.emit(op.matmul(y, weights(8, width, 24)), "up")), "up.act")
     scores = b.emit(op.matmul(z, b.emit(op.permute_dims(z, [0, 2, 1]), "transpose")), "scores")
     return grouped(b.finish([b.emit(op.nn.softmax(scores), "softmax"), z]))
+
+
+@pytest.fixture(scope="session")
+def recurrent() -> tvm.IRModule:
+    """A long short-term memory layer between two linear ones, and the order of the results: groups of tuples."""
+    x = relax.Var("sequence", relax.TensorType((5, 1, 4), "float32"))
+    b = ir.GraphBuilder([x])
+    y = b.emit(op.matmul(x, weights(0, 4, 3)), "encoder")
+    zero = ir.constant(np.zeros((1, 1, 6), np.float32))
+    states = b.emit(custom.lstm(y, weights(1, 1, 24, 3), weights(2, 1, 24, 6), weights(3, 1, 24), zero, zero), "lstm")
+    last = b.emit(relax.TupleGetItem(states, 1), "lstm.hidden")
+    y = b.emit(op.matmul(b.emit(op.squeeze(last, [0]), "squeeze"), weights(4, 6, 7)), "decoder")
+    best = b.emit(op.topk(y, 2, 1, "both", True, "int64"), "best")
+    return grouped(b.finish([y, b.emit(relax.TupleGetItem(best, 1), "best.indices")]))

@@ -151,3 +151,19 @@ def test_visits_float_tensors_and_keeps_what_is_asked(attention: Evaluator) -> N
     attention.visit([IDS[:1]], lambda name, values: seen.append(name))
     assert seen[0] == "embedding" and "ids" not in seen and "softmax" in seen
     assert set(attention.evaluate([IDS[:1]], keep=("norm",)).values) == {"norm"}
+
+
+def test_groups_of_tuples(recurrent: tvm.IRModule) -> None:
+    evaluator = Evaluator(recurrent)
+    sequence = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 1, 4)).astype(np.float32))
+    for plan in (None, fp32_plan(evaluator)):
+        found = evaluator.run_outputs([sequence], plan)
+        for a, b in zip(found, reference.run(recurrent, [sequence]), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    qparams = ranges(evaluator, sequence)
+    plan = full_plan(evaluator, Precision.INT8, {k: q for k, q in qparams.items() if k in
+                                                 ("sequence", "encoder", "lstm.hidden", "decoder", "squeeze")})
+    result = evaluator.evaluate([sequence], plan)
+    assert result.materialised["squeeze", "uint8"].dtype == torch.uint8
+    assert result.outputs[1].dtype == torch.int64
+    torch.testing.assert_close(result.outputs[0], found[0], rtol=0, atol=0.1)

@@ -156,6 +156,16 @@ def test_groups_without_parameters_have_no_int8(conv: Prepared) -> None:
     assert ("image", "uint8") not in found.storage
 
 
+def test_noise_passes_through_a_recurrent_layer(recurrent: tvm.IRModule) -> None:
+    rng = np.random.default_rng(0)
+    prepared = Prepared(recurrent, [[torch.from_numpy(rng.standard_normal((5, 1, 4)).astype(np.float32))]
+                                    for _ in range(SAMPLES)])
+    found = prepared.estimate(draws=DRAWS)
+    for precision in (Precision.BF16, Precision.INT8):
+        assert_predicts(found.compute["encoder", precision],
+                        prepared.measure(prepared.only_compute("encoder", precision)))
+
+
 def test_needs_samples_and_float_outputs(conv: Prepared) -> None:
     with pytest.raises(DataError, match="at least one sample"):
         estimate_sensitivities(conv.evaluator, [], conv.qparams, conv.scales)
