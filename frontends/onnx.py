@@ -20,7 +20,7 @@ from tvm import relax
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
 from ..ir import GraphBuilder, constant, dtype_of, shape_of, with_main
 from .model import ImportedModel
-from .onnx_constants import can_evaluate, evaluate, widened
+from .onnx_constants import MAX_CONSTANTS_BYTES, can_evaluate, evaluate, widened
 from .onnx_inputs import bind_inputs
 from .onnx_names import NodeNames
 from .onnx_ops import OPERATORS, OnnxNode, Value, normal_dtype
@@ -114,6 +114,7 @@ class _Importer:
     names: NodeNames
     unsupported: list[tuple[str, str, str]] = field(default_factory=list)
     caller: onnx.NodeProto | None = None
+    constants_bytes: int = 0
 
     def lookup(self, scope: _Scope, name: str) -> Value | _Unknown | None:
         """The value called ``name`` in ``scope`` or around it; ImportModelError where there is none."""
@@ -179,7 +180,7 @@ class _Importer:
                 return self._branch(scope, opsets, resolved)
             arrays = [v for v in resolved.inputs if not isinstance(v, relax.Var)]
             if node.input and len(arrays) == len(resolved.inputs) and can_evaluate(node, resolved.opset):
-                return evaluate(node, resolved.opset, arrays, resolved.label)
+                return self._evaluate(node, resolved, arrays)
         if key not in OPERATORS:
             return self._call(node, _function_of(node, resolved), resolved)
         try:
@@ -189,6 +190,15 @@ class _Importer:
                 raise
             return self._call(node, _function_of(node, resolved), resolved)
         return results if isinstance(results, tuple) else (results,)
+
+    def _evaluate(self, node: onnx.NodeProto, resolved: OnnxNode,
+                  inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
+        results = evaluate(node, resolved.opset, inputs, resolved.label)
+        self.constants_bytes += sum(r.nbytes for r in results)
+        if self.constants_bytes > MAX_CONSTANTS_BYTES:
+            raise ImportModelError("the constants that are computed at import take too much memory",
+                                   layer=resolved.label, expected=f"at most {MAX_CONSTANTS_BYTES} bytes")
+        return results
 
     def _branch(self, scope: _Scope, opsets: Mapping[str, int],
                 node: OnnxNode) -> Sequence[Value | _Unknown | None]:

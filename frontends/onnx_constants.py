@@ -14,6 +14,8 @@ from ..errors import ImportModelError, UnsupportedOperatorError
 
 # No constant that is computed at import takes more.
 MAX_CONSTANT_BYTES = 2 ** 30
+# Nor do all of them together take more.
+MAX_CONSTANTS_BYTES = 2 ** 31
 # Values of inputs up to this size decide the shapes of results.
 _SHAPE_ELEMENTS = 4096
 # Results that are no larger than the input whatever its values are.

@@ -12,6 +12,9 @@ from ..errors import ImportModelError, UnsupportedOperatorError
 from .model import InputSpec
 from .onnx_ops import normal_dtype
 
+# Names that exporters give to all extents they do not know, equal or not.
+_ANONYMOUS = ("", "?")
+
 
 def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None) -> tuple[InputSpec, ...]:
     """The inputs of ``graph`` that are not weights; symbolic dimensions take the examples' extents.
@@ -67,8 +70,8 @@ def _bind(value: onnx.ValueInfoProto, array: np.ndarray | None, symbols: dict[st
 
 def _extent(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension, given: int | None,
             symbols: dict[str, int]) -> int:
-    if dim.HasField("dim_value"):
-        if dim.dim_value < 0 or (given is not None and given != dim.dim_value):
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # Some exporters write -1 for an unknown extent.
+        if given is not None and given != dim.dim_value:
             raise ImportModelError(f"dimension {axis} of an input does not fit", layer=name, found=given,
                                    expected=dim.dim_value)
         return int(dim.dim_value)
@@ -76,7 +79,7 @@ def _extent(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension, given: i
         symbol = f" ('{dim.dim_param}')" if dim.dim_param else ""
         raise ImportModelError(f"dimension {axis}{symbol} of an input is symbolic", layer=name,
                                hint="pass example_inputs: their shapes bind symbolic dimensions")
-    if dim.dim_param and symbols.setdefault(dim.dim_param, given) != given:
+    if dim.dim_param not in _ANONYMOUS and symbols.setdefault(dim.dim_param, given) != given:
         raise ImportModelError(f"the example inputs disagree about the dimension '{dim.dim_param}'", layer=name,
                                found=given, expected=symbols[dim.dim_param])
     return given

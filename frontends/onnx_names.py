@@ -11,6 +11,7 @@ import onnx
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _PARAMETERS = (".weight", ".bias")
 _ATTENTION = "scaled_dot_product_attention"
+_WITH_WEIGHTS = ("Conv", "ConvTranspose", "LSTM", "BatchNormalization", "LayerNormalization")
 _COUNTER = re.compile(r"_\d+$")
 
 
@@ -32,8 +33,9 @@ class NodeNames:
     def of(self, node: onnx.NodeProto) -> str:
         """The op name of ``node``.
 
-        A convolution into which the exporter folded a batch normalization is called after its own weight. Of the
-        nodes that attention was decomposed into, the last has its name, the others add what they are.
+        What reads a module's weights has the module's path even where that holds others (a padding, say). A
+        convolution into which the exporter folded a batch normalization is called after its own weight. Of the nodes
+        that attention was decomposed into, the last has its name, the others add what they are.
         """
         origin = _origin(node)
         if origin is None:
@@ -43,10 +45,16 @@ class NodeNames:
             path = self._owner(node) or path
         if not path:
             name = operation
+        elif path in self._parents and not self._is_layer(node):
+            name = f"{path}.{_COUNTER.sub('', operation).strip('_')}"
         else:
-            name = f"{path}.{_COUNTER.sub('', operation).strip('_')}" if path in self._parents else path
+            name = path
         part_of_attention = operation.startswith(_ATTENTION) and self._last[origin] != tuple(node.output)
         return f"{name}.{node.op_type.lower()}" if part_of_attention else name
+
+    def _is_layer(self, node: onnx.NodeProto) -> bool:
+        """Whether the node is the main operation of a module with weights, even if that holds another (a padding)."""
+        return node.op_type in _WITH_WEIGHTS and any(name in self._weights for name in node.input[1:2])
 
     def _owner(self, node: onnx.NodeProto) -> str:
         """The module whose parameter the node reads; empty where there is none."""

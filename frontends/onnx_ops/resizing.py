@@ -17,6 +17,8 @@ from .node import OnnxNode, Results, operator
 
 _IMAGE_MODES = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 _IMAGE_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+# Larger axes are refused before anything is computed for them, and larger interpolation matrices.
+_MAX_EXTENT, _MAX_MATRIX = 2 ** 24, 2 ** 27
 _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_floor": lambda c: np.ceil(c - 0.5), "round_prefer_ceil": lambda c: np.floor(c + 0.5),
     "floor": np.floor, "ceil": np.ceil,
@@ -81,8 +83,8 @@ def _targets(node: OnnxNode) -> tuple[list[int], list[float]]:
     for scale, a in zip(given, axes, strict=True):
         targets[a] = int(np.floor(source[a] * scale + 0.5)) if by_size else int(np.floor(source[a] * scale + 1e-6))
         scales[a] = float(scale)
-        if targets[a] < 1:
-            raise node.fault("an axis would become empty", found=scale)
+        if not 1 <= targets[a] <= _MAX_EXTENT or source[a] * targets[a] > _MAX_MATRIX:
+            raise node.fault("an axis would get an impossible size", found=targets[a])
     return targets, scales
 
 

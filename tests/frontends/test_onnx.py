@@ -13,6 +13,9 @@ import onnxruntime
 import pytest
 import torch
 import tvm
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
 from narrowcast.frontends.model import ImportedModel, InputSpec
 from narrowcast.frontends.onnx import import_onnx
@@ -20,8 +23,6 @@ from narrowcast.frontends.pytorch import import_pytorch
 from narrowcast.ir import Constant, op_bindings, op_name
 from narrowcast.operators.reference import run
 from narrowcast.passes.verify import VerifyNormalForm
-from onnx import TensorProto, helper, numpy_helper
-from torch import nn
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -188,6 +189,37 @@ def test_static_model_needs_no_examples() -> None:
     model = model_of([helper.make_node("Relu", ["x"], ["y"], name="act")], {"x": [2, 3]}, ["y"])
     imported = import_onnx(model)
     assert names(imported) == ["act"] and imported.source == "onnx" and imported.outputs == ("y",)
+
+
+def test_extents_without_a_name_are_not_equal() -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [-1, "?", "?"]}, ["y"])
+    assert import_onnx(model, [np.zeros((2, 3, 4), np.float32)]).inputs[0].shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize(("scopes", "name", "expected"), [
+    (["", "layer1", "layer1.0", "layer1.0.conv", "conv2d"], "n", "layer1.0.conv"),
+    (["", "layer1", "layer1.0", "add_3"], "n", "layer1.0.add"),
+    (["", "add_3"], "n", "add_3"),
+    (None, "/layer1/layer1.0/conv/Conv", "layer1.0.conv"),
+    (None, "/encoder/layer.0/attention/self/query/MatMul", "encoder.layer.0.attention.self.query"),
+    (None, "/layer1/layer1.0/Add_1", "layer1.0.add"),
+    (None, "/Add_1", "add_1"),
+    (None, "a_name", "a_name"),
+    (None, "", "y"),
+])
+def test_names(scopes: list[str] | None, name: str, expected: str) -> None:
+    node, child = (helper.make_node("Neg", [i], [o], name=n) for i, o, n in
+                   (("x", "y", name), ("y", "z", "/layer1/layer1.0/child/Neg")))
+    if scopes is not None:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
+    assert names(import_onnx(model_of([node, child], {"x": [3]}, ["z"])))[0] == expected
+
+
+@pytest.mark.parametrize("text", ["[", "3", "['']", "[1, 2]", "(" * 9000, "__import__('os')", "x" * 20000])
+def test_unreadable_scopes_are_ignored(text: str) -> None:
+    node = helper.make_node("Neg", ["x"], ["y"], name="own")
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=text)
+    assert names(import_onnx(model_of([node], {"x": [3]}, ["y"]))) == ["own"]
 
 
 @pytest.mark.parametrize(("examples", "text"), [

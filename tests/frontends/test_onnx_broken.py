@@ -178,6 +178,12 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], type[CompileError], str]]
         ImportModelError, "weights do not fit"),
     "function that calls itself": (recursive_function, ImportModelError, "nested too deeply"),
     "functions that multiply": (nested_functions, ImportModelError, "too many nodes"),
+    "equation with an unknown letter": (lambda: model(node("Einsum", "x", equation="ij->ijk")), ImportModelError,
+                                        "equation does not fit"),
+    "equation with too many terms": (lambda: model(node("Einsum", "x", equation="ij,jk->ik")), ImportModelError,
+                                     "equation does not fit"),
+    "resize to an impossible size": (lambda: model(node("Resize", "x,,s"), s=np.asarray([1, 1e8], np.float32)),
+                                     ImportModelError, "impossible size"),
     "loop": (
         lambda: model(node("Loop", "m,", "y", body=graph_of([], [1], [], {})), m=ints(3)), UnsupportedOperatorError,
              "Loop"),
