@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tvm
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.backends.cpu.arrays import decode_array, encode_array
 from narrowcast.backends.cpu.build import run_kernel
 from narrowcast.backends.cpu.kernel import Kernel, KernelRequest
+from narrowcast.backends.cpu.packing import quantize_weights
 from narrowcast.backends.target import Capabilities, Target, capabilities
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
-from tvm import relax
 
 NATIVE = Target.parse("cpu", threads=2)
 Build = Callable[[KernelRequest, Capabilities, int], Kernel]
@@ -39,6 +40,14 @@ def stored(array: np.ndarray, storage: Storage) -> np.ndarray:
     return decode_array(encode_array(array, storage), storage)
 
 
+def held_weights(weights: np.ndarray, precision: Precision, *, per_channel: bool = True) -> np.ndarray:
+    """The values, float64, that remain of constant weights (output channels last) in a precision."""
+    if precision is Precision.INT8:
+        quantized, scales = quantize_weights(weights, per_channel=per_channel)
+        return quantized * scales.astype(np.float64)
+    return stored(weights, BFLOAT16 if precision is Precision.BF16 else FLOAT32).astype(np.float64)
+
+
 def execute(build: Build, request: KernelRequest, inputs: Sequence[np.ndarray], target: Target = NATIVE,
             threads: int = 2) -> list[np.ndarray]:
     """Build, compile and run a kernel on float32 arrays; the outputs as float32."""
@@ -63,5 +72,3 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray
     worst = np.max(np.abs(actual - expected) - bound)
     assert worst <= 0, f"off by {worst} beyond the bound; largest error {np.max(np.abs(actual - expected))}"
 
-
-tvm_expr = tvm.ir.Expr
