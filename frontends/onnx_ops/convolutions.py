@@ -92,6 +92,10 @@ def transposed_convolution(node: OnnxNode) -> Results:
         raise node.fault("the channels do not fit the weight and the groups",
                          found=f"input {node.shape(0)}, weight {node.shape(1)}, {groups} groups")
     pads = _transposed_padding(node, kernel, strides, dilations, extra)
+    sizes = [s * (e - 1) + x + (k - 1) * d + 1 - pads[i] - pads[spatial + i] for i, (e, k, s, d, x) in
+             enumerate(zip(node.shape(0)[2:], kernel, strides, dilations, extra, strict=True))]
+    if min(sizes) < 1:
+        raise node.fault("the padding leaves nothing of the result", found=sizes)
     result = emit.transposed_convolution(
         node.builder, node.name, node.expr(0), node.expr(1), _known_bias(node), strides=strides, padding=pads,
         output_padding=extra, dilation=dilations, groups=groups)

@@ -67,9 +67,17 @@ def _as_range(indices: np.ndarray) -> range | None:
     return range(int(flat[0]), int(flat[-1]) + (1 if step > 0 else -1), step)
 
 
+def _check_elements(node: OnnxNode, axis: int) -> None:
+    """Indices of single elements stay inside of the data in the other axes too, where they are their own places."""
+    source, index = node.shape(0), node.shape(1)
+    if len(index) != len(source) or any(i > d for a, (i, d) in enumerate(zip(index, source, strict=True)) if a != axis):
+        raise node.fault("the indices do not fit", found=f"input {source}, indices {index}")
+
+
 @operator("GatherElements")
 def gather_elements(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
+    _check_elements(node, axis)
     indices = _checked(node, 1, node.shape(0)[axis])
     return node.emit(relax.op.gather_elements(node.expr(0), node.constant(indices), axis))
 
@@ -86,6 +94,7 @@ def gather_nd(node: OnnxNode) -> Results:
 @operator("ScatterElements", "Scatter")
 def scatter_elements(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
+    _check_elements(node, axis)
     indices = _checked(node, 1, node.shape(0)[axis])
     return node.emit(relax.op.scatter_elements(node.expr(0), node.constant(indices), node.expr(2), axis,
                                                _reduction(node)))
@@ -111,7 +120,7 @@ def _reduction(node: OnnxNode) -> str:
 def one_hot(node: OnnxNode) -> Results:
     """``where(index == position, on, off)``; indices out of range give rows of ``off``."""
     depths = node.known(1, "a depth").reshape(-1)
-    if depths.size != 1 or not 1 <= int(depths[0]) <= 2 ** 31:
+    if depths.size != 1 or not 1 <= int(depths[0]) <= 2 ** 24:
         raise node.fault("the depth is unusable", found=depths.tolist())
     values = node.known(2, "values")
     if values.shape != (2,):
@@ -153,4 +162,7 @@ def compress(node: OnnxNode) -> Results:
 @operator("ReverseSequence")
 def reverse_sequence(node: OnnxNode) -> Results:
     batch, time = int(node.attribute("batch_axis", 1)), int(node.attribute("time_axis", 0))
+    lengths, steps = node.known(1, "sequence lengths"), node.shape(0)[node.axis(time, len(node.shape(0)))]
+    if (lengths < 0).any() or (lengths > steps).any():
+        raise node.fault("a sequence length is out of range", found=lengths.tolist(), expected=f"0…{steps}")
     return node.emit(relax.op.reverse_sequence(node.expr(0), node.expr(1), time, batch))

@@ -151,6 +151,8 @@ def grid_sample(node: OnnxNode) -> Results:
     modes = {"linear": "bilinear", "cubic": "bicubic"}
     mode, rank = node.attribute("mode", "linear"), len(node.shape(0))
     method = modes.get(mode, mode)
+    if node.attribute("padding_mode", "zeros") not in ("zeros", "border", "reflection"):
+        raise node.fault("padding_mode is unknown", found=node.attribute("padding_mode"))
     if method not in ("nearest", "bilinear", "bicubic") or rank != 4 or len(node.shape(1)) != 4:
         raise node.unsupported(f"with mode {mode} of {rank} dimensions")
     grid = node.emit(relax.op.permute_dims(node.expr(1), [0, 3, 1, 2]), "grid")

@@ -184,6 +184,13 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], type[CompileError], str]]
                                      "equation does not fit"),
     "resize to an impossible size": (lambda: model(node("Resize", "x,,s"), s=np.asarray([1, 1e8], np.float32)),
                                      ImportModelError, "impossible size"),
+    "gather elements beyond another axis": (lambda: model(node("GatherElements", "x,i"), i=np.zeros((2, 9), np.int64)),
+                                            ImportModelError, "indices do not fit"),
+    "sequence longer than its axis": (
+        lambda: model(node("ReverseSequence", "x,s", batch_axis=0, time_axis=1), s=ints(99, 1)),
+        ImportModelError, "out of range"),
+    "all of the result padded away": (lambda: model(node("ConvTranspose", "x,w", pads=[50] * 4), shape=(1, 3, 8, 8),
+                                                    w=floats(3, 4, 3, 3)), ImportModelError, "leaves nothing"),
     "loop": (
         lambda: model(node("Loop", "m,", "y", body=graph_of([], [1], [], {})), m=ints(3)), UnsupportedOperatorError,
              "Loop"),
