@@ -12,7 +12,7 @@ from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage,
 U8, OTHER_U8 = Storage("uint8", QParams(0.5, 3)), Storage("uint8", QParams(0.25, 3))
 
 
-@pytest.mark.parametrize("stored", itertools.permutations([FLOAT32, BFLOAT16, U8]))
+@pytest.mark.parametrize("stored", list(itertools.permutations([FLOAT32, BFLOAT16, U8])))
 def test_flexible_consumers_read_the_most_precise(stored: tuple[Storage, ...]) -> None:
     assert readable(stored) == FLOAT32
     assert readable([s for s in stored if s != FLOAT32]) == BFLOAT16
@@ -32,7 +32,7 @@ def test_movement_reads_exactly_what_it_writes() -> None:
 
 
 def test_what_is_not_stored_cannot_be_read() -> None:
-    with pytest.raises(PlanError, match="(?s)found.*float32.*expected: int8"):
+    with pytest.raises(PlanError, match=r"(?s)found.*float32.*expected: int8"):
         readable((FLOAT32,), Precision.INT8)
     with pytest.raises(PlanError):
         readable(())
