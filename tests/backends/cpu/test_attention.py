@@ -1,0 +1,97 @@
+"""Attention against its definition in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from narrowcast import ir
+from narrowcast.backends.cpu.attention import build_attention
+from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.target import Target
+from narrowcast.errors import PlanError
+from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+
+from .groups import NATIVE, assert_close, execute, group_of, storage_for, stored
+
+OUTPUTS = (FLOAT32, BFLOAT16, Storage("uint8", QParams(0.05, 128)))
+PRECISIONS = pytest.mark.parametrize("precision", [
+    pytest.param(Precision.FP32, marks=pytest.mark.isa("avx2"), id="fp32"),
+    pytest.param(Precision.BF16, marks=pytest.mark.isa("avx512_bf16"), id="bf16")])
+
+
+@dataclass(frozen=True)
+class Case:
+    """An attention to test; ``bias`` is a shape that broadcasts to [batch, heads, queries, keys]."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    depth: int
+    width: int
+    bias: tuple[int, int, int, int] | None = None
+    causal: str | None = None
+    constant_bias: bool = False
+
+
+def expected_of(case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * 0.3
+    if bias is not None:
+        scores = scores + bias
+    if case.causal:
+        ahead = 0 if case.causal == "TopLeft" else case.keys - case.queries
+        seen = np.arange(case.keys)[None, :] <= np.arange(case.queries)[:, None] + ahead
+        scores = np.where(seen, scores, -np.inf)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", powers / powers.sum(-1, keepdims=True), v)
+
+
+def check(precision: Precision, case: Case, target: Target = NATIVE) -> None:
+    rng = np.random.default_rng(5)
+    shapes = ((case.batch, case.queries, case.heads, case.depth), (case.batch, case.keys, case.heads, case.depth),
+              (case.batch, case.keys, case.heads, case.width))
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    bias = rng.standard_normal(case.bias).astype(np.float32) if case.bias else None
+    arrays = [q, k, v] + ([bias] if bias is not None and not case.constant_bias else [])
+
+    def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
+        added = [ir.constant(bias)] if bias is not None and case.constant_bias else params[3:]
+        y = relax.op.nn.attention(*params[:3], *added, scale=0.3, causal_mask=case.causal)
+        return builder.emit(relax.op.multiply(builder.emit(y, "layer"), relax.const(2.0, "float32")), "double")
+
+    storage = storage_for(precision, q)
+    storages = (storage,) * 3 + (FLOAT32,) * (len(arrays) - 3)
+    request = KernelRequest(group_of("attention", [a.shape for a in arrays], body), precision, storages, OUTPUTS)
+    x, y, z = (stored(a, storage).astype(np.float64) for a in (q, k, v))
+    expected = 2 * expected_of(case, x, y, z, bias)
+    magnitude = 2 * expected_of(case, x, y, np.abs(z), bias)
+    terms = case.keys + case.depth + 16  # 16: exp and the division
+    if precision is Precision.BF16:  # probabilities are rounded: half an ulp of 8 bits
+        terms += int(2.0**-8 / np.finfo(np.float32).eps)
+    for got, output in zip(execute(build_attention, request, arrays, target), OUTPUTS, strict=True):
+        assert_close(got, expected, 4 * magnitude if precision is Precision.FP32 else magnitude, output, terms)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("case", [
+    Case(1, 16, 16, 2, 32, 32), Case(2, 5, 7, 3, 8, 8, (2, 1, 1, 7)), Case(1, 33, 50, 2, 33, 17, (1, 2, 33, 50)),
+    Case(1, 20, 20, 1, 16, 16, causal="TopLeft"), Case(1, 3, 20, 1, 16, 40, (1, 1, 1, 20), "BottomRight"),
+    Case(1, 1, 1, 1, 1, 1, (1, 1, 1, 1)), Case(1, 64, 64, 4, 64, 64, (1, 1, 1, 64), constant_bias=True)], ids=str)
+def test_attention(precision: Precision, case: Case) -> None:
+    check(precision, case)
+
+
+@pytest.mark.isa("avx2")
+def test_avx2() -> None:
+    check(Precision.FP32, Case(1, 19, 21, 2, 12, 20, (1, 1, 19, 21)), Target("haswell", 2))
+
+
+def test_int8_is_refused() -> None:
+    storage = Storage("uint8", QParams(1.0, 0))
+    group = group_of("attention", [(1, 2, 1, 4)] * 3, lambda b, p: b.emit(relax.op.nn.attention(*p), "layer"))
+    with pytest.raises(PlanError, match="layer: attention computes in fp32 or bf16"):
+        build_attention(KernelRequest(group, Precision.INT8, (storage,) * 3, (FLOAT32,)), NATIVE.capabilities, 1)

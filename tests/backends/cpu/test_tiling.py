@@ -1,0 +1,83 @@
+"""Register blocks and the division among threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from narrowcast.backends.cpu.isa import arithmetic
+from narrowcast.backends.cpu.microkernel import Tasks
+from narrowcast.backends.cpu.packing import pack_weights, quantize_weights, scale_and_offset, to_bfloat16
+from narrowcast.backends.cpu.tiling import Columns, Product, choose
+from narrowcast.backends.target import Target
+from narrowcast.precision import Precision, QParams
+
+ZEN4 = Target("znver4", 2).capabilities
+INT8 = arithmetic(Precision.INT8, ZEN4)
+
+
+@given(columns=st.integers(1, 500), vectors=st.integers(1, 8))
+def test_blocks_cover_the_columns_once(columns: int, vectors: int) -> None:
+    cut = Columns.cut(columns, vectors, 16)
+    covered = cut.full * vectors * 16 + (max(cut.tail - 1, 0) * 16 + cut.last)
+    assert covered == columns
+    assert cut.tail <= vectors and cut.last <= 16
+
+
+@given(rows=st.integers(1, 4000), columns=st.integers(1, 2000), steps=st.integers(1, 2000), threads=st.integers(1, 6),
+       groups=st.sampled_from([1, 2, 32]), row_bytes=st.sampled_from([0.0, 300.0, 30000.0]))
+def test_a_schedule_fits_the_registers_and_computes_every_row(
+        rows: int, columns: int, steps: int, threads: int, groups: int, row_bytes: float) -> None:
+    product = Product(rows, columns, steps, groups)
+    schedule = choose(product, INT8, ZEN4, threads, row_bytes)
+    vectors = max(schedule.columns.vectors, schedule.columns.tail)
+    assert schedule.rows <= rows
+    assert schedule.rows * vectors + vectors + 1 <= ZEN4.registers
+    assert schedule.row_tasks * schedule.column_tasks <= threads
+    tasks = Tasks(product, schedule)
+    covered: set[int] = set()
+    for part in range(tasks.parts):
+        first, last = tasks.row_range(part)
+        assert 0 <= first < last <= rows
+        covered.update(range(first, last))
+    assert len(covered) == rows
+
+
+def test_the_work_of_a_square_product_is_halved() -> None:
+    schedule = choose(Product(256, 256, 64), INT8, ZEN4, 2)
+    assert schedule.row_tasks * schedule.column_tasks == 2
+
+
+def test_packed_weights_have_the_order_of_the_kernel() -> None:
+    weights = np.arange(6 * 40, dtype=np.int8).reshape(1, 1, 6, 40)
+    packed = pack_weights(weights, Columns.cut(40, 2, 16), INT8)
+    steps, lanes = 2, 16
+    first = packed[:steps * 2 * lanes * 4].reshape(steps, 2, lanes, 4)
+    for k, column in ((0, 0), (3, 17), (5, 31)):
+        assert first[k // 4, column // 16, column % 16, k % 4] == weights[0, 0, k, column]
+    assert not first[1, :, :, 2:].any()  # rows 6 and 7 do not exist
+    last = packed[steps * 2 * lanes * 4:].reshape(steps, 1, lanes, 4)
+    assert last[0, 0, 7, 1] == weights[0, 0, 1, 39] and not last[:, 0, 8:].any()
+
+
+def test_weights_are_quantized_symmetrically_per_channel() -> None:
+    weights = np.array([[1.0, 0.0], [-2.0, 0.0]], np.float32)
+    quantized, scales = quantize_weights(weights, per_channel=True)
+    np.testing.assert_array_equal(quantized, [[64, 0], [-127, 0]])
+    np.testing.assert_array_equal(scales, np.float32([2.0 / 127, 1.0]))
+    assert quantize_weights(weights, per_channel=False)[1].tolist() == [np.float32(2.0 / 127)] * 2
+
+
+def test_offset_removes_the_zero_point_and_adds_the_bias() -> None:
+    quantized = np.array([[1, -3], [2, 5]], np.int8)
+    scale, offset = scale_and_offset(quantized, np.float32([0.5, 0.25]), QParams(0.1, 7), np.float32([1, 2]))
+    np.testing.assert_allclose(scale, [0.05, 0.025], rtol=1e-7)
+    np.testing.assert_allclose(offset, [1 - 0.05 * 7 * 3, 2 - 0.025 * 7 * 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [1.0, 1.00390625, -3.0e38, 1e-40, float("inf")])
+def test_bfloat16_weights_are_rounded_to_nearest(value: float) -> None:
+    held = (to_bfloat16(np.float32([value])).astype(np.uint32) << 16).view(np.float32)[0]
+    assert np.isinf(value) or abs(held - value) <= abs(value) * 2.0**-8 + 1e-40

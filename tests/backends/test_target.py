@@ -1,0 +1,62 @@
+"""Targets: names, capabilities, detection."""
+
+from __future__ import annotations
+
+import pytest
+
+from narrowcast.backends.target import Target, capabilities, detect
+from narrowcast.errors import TargetError
+from narrowcast.precision import Precision
+
+AVX2 = "fma avx2 f16c bmi2 movbe"
+AVX512 = AVX2 + " avx512f avx512bw avx512cd avx512dq avx512vl"
+VNNI = AVX512 + " avx512_vnni avx512_vbmi2 vaes gfni pconfig"
+
+
+def cpuinfo(flags: str, vendor: str = "GenuineIntel") -> str:
+    return f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: a CPU\nflags\t\t: {flags}\n"
+
+
+@pytest.mark.parametrize(("flags", "vendor", "name"), [
+    (VNNI + " avx512_bf16", "AuthenticAMD", "znver4"),
+    (AVX2 + " vaes vpclmulqdq", "AuthenticAMD", "znver3"),
+    (VNNI, "GenuineIntel", "icelake-server"),
+    (VNNI + " avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16", "GenuineIntel", "emeraldrapids"),
+    (AVX512, "GenuineIntel", "skylake-avx512"),
+    (AVX2, "GenuineIntel", "haswell"),
+    (AVX2, "AuthenticAMD", "x86-64-v3"),
+])
+def test_detect(flags: str, vendor: str, name: str) -> None:
+    assert detect(cpuinfo(flags, vendor)) == name
+
+
+def test_a_cpu_without_avx2_is_refused() -> None:
+    with pytest.raises(TargetError, match="no AVX2"):
+        detect(cpuinfo("sse4_2"))
+
+
+@pytest.mark.parametrize(("name", "precisions"), [
+    ("haswell", (Precision.FP32,)), ("skylake-avx512", (Precision.FP32,)),
+    ("icelake-server", (Precision.FP32, Precision.INT8)),
+    ("znver4", (Precision.FP32, Precision.BF16, Precision.INT8)),
+    ("sapphirerapids", (Precision.FP32, Precision.BF16, Precision.INT8))])
+def test_precisions_follow_from_the_name(name: str, precisions: tuple[Precision, ...]) -> None:
+    assert Target.parse(f"cpu:{name}", 4).precisions() == precisions
+
+
+def test_a_target_reads_back() -> None:
+    target = Target.parse("cpu:znver4", 3)
+    assert str(target) == "cpu:znver4" and Target.parse(str(target), 3) == target
+    assert capabilities(target).vector_bits == 512 and capabilities(target).registers == 32
+    assert str(target.tvm_target().attrs["mcpu"]) == "znver4"
+
+
+@pytest.mark.parametrize(("text", "suggestion"), [("cpu:znver44", "znver4"), ("cpus", "cpu"), ("gpu", "cpu")])
+def test_an_unknown_target_names_close_ones(text: str, suggestion: str) -> None:
+    with pytest.raises(TargetError, match=f"unknown.*(.|\n)*{suggestion}"):
+        Target.parse(text)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(TargetError, match="at least one thread"):
+        Target.parse("cpu:znver4", 0)
