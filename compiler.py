@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import tvm_ffi
 
 from .assignment import solve
@@ -37,6 +38,11 @@ from .report import Report
 from .samples import Samples, Split, example_of, reusable, split
 from .search import Candidate, PlanSearch, run_samples, shares, weight_bytes
 from .stages import Stage, stage_of
+
+# Samples of the calibration part that gradients are taken of.
+SENSITIVITY_SAMPLES = 64
+# Multiply-adds of a call below which the reference evaluator runs on one thread.
+SMALL_MACS = 200_000_000
 
 
 def compile(
@@ -172,7 +178,7 @@ class _Job:
 
     def forced_to(self, data: Any, metric: Any) -> Program:
         """One precision wherever it exists; the drop is reported where there is a metric."""
-        with self.phase("calibrate"):
+        with self.phase("calibrate"), self.torch_threads():
             samples = Samples.of(data, self.imported.inputs)
             parts = split(samples, self.seed) if metric is not None else Split(samples, samples, samples)
             qparams = self.calibrate(parts.calibration)
@@ -181,16 +187,15 @@ class _Job:
         measured = None
         if metric is not None:
             with self.phase("verify"):
-                reference = run_samples(
-                    self.emit(self.exact_plan()).executable, parts.verification, self.progress, "FP32"
-                )
+                exact = self.emit(self.exact_plan()).executable
+                baseline = run_samples(exact, parts.verification, self.progress, "FP32")
                 outputs = run_samples(built.executable, parts.verification, self.progress, "verify")
-                measured = measure(metric, reference, outputs, parts.verification.labels, seed=self.seed)
+                measured = measure(metric, baseline, outputs, parts.verification.labels, seed=self.seed)
         return self.program(built, self.report(plan, measured, rounds=1))
 
     def under_budget(self, budget: AccuracyBudget) -> Program:
         """The fastest program inside the budget."""
-        with self.phase("calibrate"):
+        with self.phase("calibrate"), self.torch_threads():
             samples = Samples.of(budget.data, self.imported.inputs)
             extra = None if budget.calibration is None else Samples.of(budget.calibration, self.imported.inputs)
             parts = split(samples, self.seed, extra)
@@ -205,7 +210,7 @@ class _Job:
                 "no program inside the budget was found",
                 plan=plan,
                 measured_drop=measured.drop,
-                found=f"a drop of {measured.drop:.5g}, at most {measured.upper:.5g} by confidence {measured.confidence}",
+                found=f"a drop of {measured.drop:.5g}, at most {measured.upper:.5g} ({measured.confidence})",
                 expected=f"at most {budget.max_drop:g} in {measured.metric}",
                 hint="raise max_drop, pass more data, or leave more precisions open; the error carries the plan",
             )
@@ -219,6 +224,16 @@ class _Job:
             notes=(*samples.notes, *search.notes),
         )
         return self.program(self.built[plan.key], report)
+
+    @contextmanager
+    def torch_threads(self) -> Iterator[None]:
+        """Let PyTorch use the program's threads; one where calls are so small that handing over work costs more."""
+        previous = torch.get_num_threads()
+        torch.set_num_threads(self.target.threads if self.network.products() > SMALL_MACS else 1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(previous)
 
     # Their steps ---------------------------------------------------------------------------------------------------
 
@@ -234,10 +249,10 @@ class _Job:
         self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built
     ) -> PlanSearch:
         """Everything that the search needs: noise, costs, the problem."""
-        with self.phase("sensitivity"):
+        with self.phase("sensitivity"), self.torch_threads():
             noise = estimate_sensitivities(
                 self.evaluator,
-                [s.inputs for s in parts.calibration],
+                [s.inputs for s in parts.calibration[:SENSITIVITY_SAMPLES]],
                 qparams,
                 output_scales(self.evaluator, self.statistics),
                 per_channel=self.per_channel,

@@ -49,6 +49,16 @@ class Network:
         }
         return cls(mod, tuple(groups), shapes, tuple(v.name for v in outputs_of(main)))
 
+    def products(self) -> int:
+        """Multiply-adds of one call in convolutions and matrix products with constant weights: what the time of an
+        evaluation in PyTorch goes with."""
+        total = 0
+        for group in self.groups:
+            if group.kind in ("conv", "depthwise", "matmul"):
+                out = group.anchor.var
+                total += math.prod(shape_of(out)) * math.prod(shape_of(group.anchor.value.args[1])) // shape_of(out)[-1]
+        return total
+
     def exact_inputs(self, group: Group) -> tuple[str, ...]:
         """Names of the float tensors that the group's anchor multiplies."""
         return tuple(dict.fromkeys(group.inputs[i] for i in group.exact_inputs))
@@ -155,15 +165,12 @@ def build_problem(
     for (name, precision), cost in costs.groups.items():
         by_group.setdefault(name, {})[precision] = cost
     options = tuple(
-        GroupOptions(
-            g.name,
-            g.kind,
+        GroupOptions.of(
+            g,
             by_group[g.name],
-            g.inputs,
-            network.exact_inputs(g),
             {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
-            macs.get(g.name, 0),
-            len({qparams.get(t) for t in g.inputs}) == 1,
+            macs=macs.get(g.name, 0),
+            shared_qparams=len({qparams.get(t) for t in g.inputs}) == 1,
         )
         for g in network.groups
     )
