@@ -13,13 +13,13 @@ def encode_array(array: np.ndarray, storage: Storage) -> np.ndarray:
     Arrays of other element types are returned as they are.
     """
     if storage.dtype == "bfloat16":
-        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+        bits = np.asarray(array, np.float32, order="C").view(np.uint32)
         rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
         return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
     if storage.qparams is not None:
         scaled = np.rint(np.asarray(array, np.float32) * np.float32(storage.qparams.inverse_scale))
         return np.clip(scaled + np.float32(storage.qparams.zero_point), 0, 255).astype(np.uint8)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def decode_array(array: np.ndarray, storage: Storage) -> np.ndarray:

@@ -1,0 +1,187 @@
+"""Elementwise kernels, and with them the epilogue: operators, broadcasting, storages, tails, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+from tvm import relax
+
+from narrowcast import ir
+from narrowcast.backends.cpu.elementwise import build_elementwise
+from narrowcast.backends.cpu.epilogue import merge_dimensions, row_index
+from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.target import Target
+from narrowcast.errors import UnsupportedOperatorError
+from narrowcast.operators.custom import hard_sigmoid, hard_swish
+from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+
+from .groups import NATIVE, execute, group_of, stored
+
+U8 = Storage("uint8", QParams(0.05, 120))
+TARGETS = [NATIVE, pytest.param(Target("haswell", 2), marks=pytest.mark.isa("avx2"))]
+EPS = float(np.finfo(np.float32).eps)
+
+
+def unary(op: Callable[[relax.Var], relax.Expr], shape: tuple[int, ...] = (3, 37)) -> ir.Group:
+    return group_of("elementwise", [shape], lambda b, p: b.emit(op(p[0]), "layer"))
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(shape) * 3).astype(np.float32)
+
+
+def request(group: ir.Group, *outputs: Storage, inputs: tuple[Storage, ...] | None = None) -> KernelRequest:
+    inputs = inputs or (FLOAT32,) * len(group.inputs)
+    return KernelRequest(group, Precision.FP32, inputs, outputs or (FLOAT32,))
+
+
+def selu(x: np.ndarray) -> np.ndarray:
+    return 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x))
+
+
+nn = relax.op.nn
+OPERATORS: dict[str, tuple[Callable[[relax.Var], relax.Expr], Callable[[np.ndarray], np.ndarray]]] = {
+    "relu": (nn.relu, lambda x: np.maximum(x, 0)),
+    "clip": (lambda x: relax.op.clip(x, 0, 6), lambda x: np.clip(x, 0, 6)),
+    "leakyrelu": (lambda x: nn.leakyrelu(x, 0.1), lambda x: np.where(x < 0, 0.1 * x, x)),
+    "prelu": (lambda x: nn.prelu(x, relax.const(np.array([0.1, 0.2, 0.3], np.float32)), 0),
+              lambda x: np.where(x < 0, np.array([[0.1], [0.2], [0.3]]) * x, x)),
+    "sigmoid": (relax.op.sigmoid, special.expit),
+    "tanh": (relax.op.tanh, np.tanh),
+    "silu": (nn.silu, lambda x: x * special.expit(x)),
+    "gelu": (nn.gelu, lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2)))),
+    "gelu_tanh": (nn.gelu_tanh, lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))),
+    "erf": (relax.op.erf, special.erf),
+    "exp": (relax.op.exp, np.exp),
+    "log": (relax.op.log, np.log),
+    "sqrt": (relax.op.sqrt, np.sqrt),
+    "rsqrt": (relax.op.rsqrt, lambda x: 1 / np.sqrt(x)),
+    "abs": (relax.op.abs, np.abs),
+    "negative": (relax.op.negative, np.negative),
+    "square": (relax.op.square, np.square),
+    "sign": (relax.op.sign, np.sign),
+    "sin": (relax.op.sin, np.sin),
+    "cos": (relax.op.cos, np.cos),
+    "floor": (relax.op.floor, np.floor),
+    "ceil": (relax.op.ceil, np.ceil),
+    "round": (relax.op.round, np.rint),
+    "trunc": (relax.op.trunc, np.trunc),
+    "softplus": (lambda x: nn.softplus(x, 2.0, 20.0), lambda x: np.logaddexp(0, 2 * x) / 2),
+    "selu": (nn.selu, selu),
+    "hard_swish": (hard_swish, lambda x: x * np.clip(x + 3, 0, 6) / 6),
+    "hard_sigmoid": (hard_sigmoid, lambda x: np.clip(x + 3, 0, 6) / 6),
+    "power": (lambda x: relax.op.power(x, relax.const(3.0, "float32")), lambda x: x ** 3),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators(name: str) -> None:
+    op, reference = OPERATORS[name]
+    x = random(3, 37)
+    x[0, :4] = [0.5, 1.5, -0.5, 0.0]
+    x = np.abs(x) if name in ("log", "sqrt", "rsqrt") else x
+    actual, = execute(build_elementwise, request(unary(op)), [x])
+    with np.errstate(divide="ignore"):
+        expected = reference(x.astype(np.float64))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite])
+    # a few roundings of values up to |x| and |f(x)|
+    bound = 8 * EPS * (np.abs(expected) + np.minimum(np.abs(x), 1))
+    assert np.all(np.abs(actual[finite] - expected[finite]) <= bound[finite])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_operands_of_every_storage_and_every_broadcast(target: Target) -> None:
+    """A tree: a value that is used twice, last-axis, first-axis and general operands, constants."""
+    vector, scalar = random(1, 37, seed=5), np.float32(0.25)
+
+    def body(b: ir.GraphBuilder, p: list[relax.Var]) -> relax.Var:
+        s = b.emit(relax.op.add(p[0], p[1]), "layer")
+        t = b.emit(relax.op.multiply(s, relax.const(vector)), "scale")
+        u = b.emit(relax.op.maximum(t, p[2]), "max")
+        w = b.emit(relax.op.subtract(u, s), "sub")
+        return b.emit(relax.op.divide(w, relax.const(scalar)), "div")
+
+    shapes = [(4, 5, 3, 37), (4, 1, 3, 37), (5, 1, 1)]
+    storages = (BFLOAT16, U8, FLOAT32)
+    arrays = [random(*s, seed=i) for i, s in enumerate(shapes)]
+    actual = execute(build_elementwise, request(group_of("elementwise", shapes, body), inputs=storages), arrays, target)
+    x, y, z = (stored(a, s).astype(np.float64) for a, s in zip(arrays, storages, strict=True))
+    expected = (np.maximum((x + y) * vector, z) - (x + y)) / scalar
+    assert np.max(np.abs(actual[0] - expected)) <= 8 * EPS * np.max(np.abs(expected))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_several_outputs_are_conversions_of_one_value(target: Target) -> None:
+    group = unary(relax.op.negative, (7, 19))
+    x = random(7, 19) * 3
+    x[0, :3] = [np.inf, -np.inf, 1e30]
+    full, half, quantized = execute(build_elementwise, request(group, FLOAT32, BFLOAT16, U8), [x], target)
+    np.testing.assert_array_equal(full, -x)
+    np.testing.assert_array_equal(half, stored(-x, BFLOAT16))
+    np.testing.assert_array_equal(quantized, stored(-x, U8))
+
+
+@pytest.mark.parametrize("storage", [FLOAT32, BFLOAT16])
+def test_nan_passes(storage: Storage) -> None:
+    x = np.array([[np.nan, 1.0, -1.0]], np.float32)
+    for op in (nn.relu, nn.gelu, lambda v: relax.op.clip(v, 0, 6), lambda v: relax.op.maximum(v, v)):
+        actual, = execute(build_elementwise, request(unary(op, (1, 3)), storage), [x])
+        assert np.isnan(actual[0, 0]) and not np.isnan(actual[0, 1:]).any()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (100003,), (3, 20011), (40000, 1), (2, 1, 3)])
+def test_shapes_and_threads(shape: tuple[int, ...]) -> None:
+    """Serial and parallel, with and without tails."""
+    x = np.asarray(random(*shape), np.float32)
+    actual, = execute(build_elementwise, request(unary(nn.relu, shape)), [x])
+    np.testing.assert_array_equal(actual, np.maximum(x, 0))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), min_size=1, max_size=4))
+def test_any_broadcast(dims: list[tuple[int, bool, bool]]) -> None:
+    full = tuple(d for d, _, _ in dims)
+    left = tuple(1 if keep else d for d, keep, _ in dims)
+    right = tuple(1 if keep else d for d, _, keep in dims)
+    shapes = [full, left, right]
+    group = group_of("elementwise", shapes, lambda b, p: b.emit(
+        relax.op.subtract(b.emit(relax.op.add(p[0], p[1]), "sum"), p[2]), "layer"))
+    x, y, z = (random(*s, seed=i) for i, s in enumerate(shapes))
+    actual, = execute(build_elementwise, request(group), [x, y, z])
+    np.testing.assert_array_equal(actual, (x + y) - z)
+
+
+def test_comparisons_choose() -> None:
+    group = group_of("elementwise", [(3, 21)], lambda b, p: b.emit(
+        relax.op.where(b.emit(relax.op.less(p[0], relax.const(np.float32(0.5))), "c"), p[0],
+                       relax.const(np.float32(7.0))), "layer"))
+    x = random(3, 21)
+    actual, = execute(build_elementwise, request(group), [x])
+    np.testing.assert_array_equal(actual, np.where(x < 0.5, x, 7.0))
+
+
+def test_an_operator_without_vector_code_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"layer: no vector code.*\n.*relax\.tan"):
+        execute(build_elementwise, request(unary(relax.op.tan)), [random(3, 37)])
+
+
+def test_merge_dimensions() -> None:
+    assert merge_dimensions([(2, 3, 4), (2, 3, 4)]) == [(24,), (24,)]
+    assert merge_dimensions([(2, 3, 4), (2, 1, 1)]) == [(2, 12), (2, 1)]
+    assert merge_dimensions([(2, 1, 4), (1, 1, 4)]) == [(2, 4), (1, 4)]
+    assert merge_dimensions([(1, 1)]) == [(1,)]
+
+
+@pytest.mark.parametrize(("shape", "full"), [((2, 3), (2, 3)), ((1, 3), (2, 3)), ((2, 1), (2, 3)), ((1, 1), (2, 3)),
+                                             ((2, 1, 4), (2, 3, 4)), ((1, 3, 1), (2, 3, 4))])
+def test_row_index(shape: tuple[int, ...], full: tuple[int, ...]) -> None:
+    rows = np.broadcast_to(np.arange(np.prod(shape)).reshape(shape), full).reshape(-1)
+    found = [row_index(shape, full, tvm.tirx.const(row, "int32")) for row in range(rows.size)]
+    assert [f if isinstance(f, int) else int(f.value) for f in found] == rows.tolist()

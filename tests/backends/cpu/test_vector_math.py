@@ -1,0 +1,122 @@
+"""Vector mathematics against float64 over the whole range of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import tvm
+from scipy import special
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from narrowcast.backends.cpu import vector_math as vm
+from narrowcast.backends.cpu.build import compile_functions
+from narrowcast.backends.target import Target
+
+from .groups import NATIVE
+
+FUNCTIONS: dict[str, Callable[[vm.Vector], vm.Vector]] = {
+    "exp": vm.exp, "log": vm.log, "tanh": vm.tanh, "sigmoid": vm.sigmoid, "erf": vm.erf, "sin": vm.sin, "cos": vm.cos,
+    "softplus": vm.softplus, "gelu": vm.gelu, "gelu_tanh": vm.gelu_tanh, "silu": vm.silu, "sqrt": vm.sqrt,
+    "cube": lambda x: vm.power(x, 3.0), "root": lambda x: vm.power(x, -0.5), "general": lambda x: vm.power(x, 1.7),
+    "self": lambda x: vm.power_of(x, x),
+}
+COUNT = 4096
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.0,
+                    -104.0, 1.0, -1.0], np.float32)
+
+
+def _function(name: str, lanes: int) -> tvm.tirx.PrimFunc:
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name(name)
+        x, y = (T.arg(n, T.buffer((COUNT,), "float32")) for n in "xy")
+        with T.serial(0, COUNT // lanes) as i:
+            where = T.ramp(i * lanes, 1, lanes) if lanes > 1 else i
+            T.buffer_store(y, FUNCTIONS[name](x[where]), [where])
+    return builder.get()
+
+
+@cache
+def _module(lanes: int) -> tvm.runtime.Module:
+    target = Target("haswell", 1) if lanes == 8 else NATIVE
+    return compile_functions({name: _function(name, lanes) for name in FUNCTIONS}, target.tvm_target())
+
+
+def evaluate(name: str, x: np.ndarray, lanes: int) -> np.ndarray:
+    padded = np.resize(x.astype(np.float32), COUNT)
+    y = tvm.runtime.empty((COUNT,), "float32")
+    _module(lanes)[name](tvm.runtime.tensor(padded), y)
+    return y.numpy()[:x.size]
+
+
+WIDTHS = [1, pytest.param(8, marks=pytest.mark.isa("avx2")), pytest.param(16, marks=pytest.mark.isa("avx512"))]
+
+
+def points(low: float, high: float) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.uniform(low, high, COUNT).astype(np.float32)
+
+
+def ulps(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Largest error in units of float32's last place at the expected value."""
+    return float(np.max(np.abs(actual.astype(np.float64) - expected) / np.spacing(np.abs(expected).astype(np.float32))))
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+@pytest.mark.parametrize(("name", "reference", "low", "high", "bound"), [
+    ("exp", np.exp, -87.3, 88.7, 2), ("exp", np.exp, -1e-3, 1e-3, 2),
+    ("log", np.log, 1e-3, 1e3, 2), ("log", np.log, 0.5, 2.0, 2),
+    ("tanh", np.tanh, -10, 10, 3), ("tanh", np.tanh, -1e-2, 1e-2, 3),
+    ("sigmoid", special.expit, -87, 20, 3),
+    ("erf", special.erf, -0.6, 0.6, 4),
+    ("softplus", lambda x: np.logaddexp(0.0, x), -80, 20, 4),
+    ("silu", lambda x: x * special.expit(x), -80, 80, 4),
+    ("sqrt", np.sqrt, 0, 1e6, 0.5),
+    ("cube", lambda x: x ** 3, -50, 50, 2), ("root", lambda x: x ** -0.5, 1e-3, 1e3, 2),
+])
+def test_relative_error(lanes: int, name: str, reference: Callable[[np.ndarray], np.ndarray], low: float, high: float,
+                        bound: float) -> None:
+    x = points(low, high)
+    assert ulps(evaluate(name, x, lanes), reference(x.astype(np.float64))) <= bound
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+@pytest.mark.parametrize(("name", "reference", "low", "high", "bound"), [
+    ("erf", special.erf, -6, 6, 2e-7),
+    ("sin", np.sin, -30, 30, 1.5e-7), ("cos", np.cos, -30, 30, 1.5e-7),
+    ("sin", np.sin, -1e6, 1e6, 1.5e-7), ("cos", np.cos, -1e6, 1e6, 1.5e-7),
+    # |x| / 2 times the error of erf or tanh, plus roundings of the result
+    ("gelu", lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))), -8, 8, 8 * 2.5e-7),
+    ("gelu_tanh", lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3))), -8, 8, 8 * 2.5e-7),
+    # exp multiplies the rounding of its argument, at most 1.7 * log(30) = 5.8
+    ("general", lambda x: x ** 1.7, 1e-3, 30, 30 ** 1.7 * 12 * 1.2e-7),
+])
+def test_absolute_error(lanes: int, name: str, reference: Callable[[np.ndarray], np.ndarray], low: float, high: float,
+                        bound: float) -> None:
+    x = points(low, high)
+    error = np.abs(evaluate(name, x, lanes).astype(np.float64) - reference(x.astype(np.float64)))
+    assert error.max() <= bound
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+@pytest.mark.parametrize(("name", "reference"), [
+    ("exp", np.exp), ("log", np.log), ("tanh", np.tanh), ("sigmoid", special.expit), ("erf", special.erf),
+    ("softplus", lambda x: np.logaddexp(0.0, x)), ("sqrt", np.sqrt),
+])
+def test_limits(lanes: int, name: str, reference: Callable[[np.ndarray], np.ndarray]) -> None:
+    """NaN, infinities, zeros, subnormal and huge numbers."""
+    with np.errstate(all="ignore"):
+        expected = reference(SPECIAL.astype(np.float64)).astype(np.float32)
+    actual = evaluate(name, SPECIAL, lanes)
+    # results below the smallest normal number may be off by as much
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1.2e-38)
+
+
+def test_power_of_tensors_follows_the_sign_rules() -> None:
+    x = np.array([-3.0, -2.0, -0.5, 0.0, 1.0, 2.5], np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = np.power(x.astype(np.float64), x)
+    np.testing.assert_allclose(evaluate("self", x, 1), expected, rtol=1e-6)
