@@ -135,19 +135,26 @@ class Attention:
         return head // heads * (sequence * heads * size) + head % heads * size
 
     def _emit_pack(self, sources: Sequence[tirx.Buffer], head: Index, keys: tirx.Buffer, values: tirx.Buffer) -> None:
-        shape, unit = self.shape, self.unit
+        shape = self.shape
         key = Matrix(sources[1], bind("key_origin", self._origin(head, shape.keys, shape.depth)),
                      shape.heads * shape.depth, shape.keys, shape.depth)
         value = Matrix(sources[2], bind("value_origin", self._origin(head, shape.keys, shape.width)),
                        shape.heads * shape.width, shape.keys, shape.width)
-        for columns, steps, packed, matrix, emit in ((self.scores, self.key_steps, keys, key, emit_pack_transposed),
-                                                     (self.values, self.value_steps, values, value, emit_pack)):
-            with T.serial(columns.blocks) as block:
-                named("block", block)
-                first = bind("first", block * (steps * columns.vectors * unit.panel))
-                column = bind("column", block * (columns.vectors * unit.lanes))
-                by_kind(columns, block, unit.lanes, lambda vectors, last, m=matrix, p=packed, f=first, c=column, e=emit:
-                        e(unit, m, c, Panel(p, f, vectors, last)))
+        self._emit_panels(self.scores, self.key_steps, keys, key, emit_pack_transposed)
+        self._emit_panels(self.values, self.value_steps, values, value, emit_pack)
+
+    def _emit_panels(self, columns: Columns, steps: int, packed: tirx.Buffer, matrix: Matrix,
+                     pack: Callable[[Arithmetic, Matrix, Index, Panel], None]) -> None:
+        """Pack all column blocks of a head's keys or values."""
+        with T.serial(columns.blocks) as block:
+            named("block", block)
+            first = bind("first", block * (steps * columns.vectors * self.unit.panel))
+            column = bind("column", block * (columns.vectors * self.unit.lanes))
+
+            def body(vectors: int, last: int) -> None:
+                pack(self.unit, matrix, column, Panel(packed, first, vectors, last))
+
+            by_kind(columns, block, self.unit.lanes, body)
 
     def _emit_scores(self, source: tirx.Buffer, keys: tirx.Buffer, scores: tirx.Buffer, head: Index, query: Index,
                      bias: _Bias | None) -> None:
