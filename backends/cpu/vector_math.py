@@ -40,8 +40,9 @@ _TANH = (-0.3333328068256378, 0.13331428170204163, -0.053738780319690704, 0.0206
          -0.005702275317162275)
 _ERF_SMALL = (1.128379225730896, -0.3761262893676758, 0.11283554136753082, -0.026845235377550125,
               0.005139962304383516, -0.0006964133935980499)
-_ERF_TAIL = (-8.090682968031615e-05, 1.1290135383605957, 0.6344687342643738, 0.1069207713007927,
-             -0.024157464504241943, 0.0037739300169050694, -0.00034597647027112544, 1.289053943764884e-05)
+# -log(erfc(x)) / x on 0…4
+_ERFC = (1.128380298614502, 0.6365963816642761, 0.10292641818523407, -0.01959955506026745, 0.0005554236122407019,
+         0.0010207676089888019, -0.00030514056561514735, 3.098953311564401e-05)
 _SIN = (-0.1666666716337204, 0.008333329111337662, -0.00019839305605273694, 2.7180544748262037e-06)
 _COS = (0.0416666679084301, -0.0013888883404433727, 2.479947761457879e-05, -2.720705083447683e-07)
 
@@ -140,13 +141,23 @@ def _power_of_two(n: Vector) -> Vector:
 def exp(x: Vector) -> Vector:
     """e to the power of x."""
     lanes = lanes_of(x)
-    x = bound(smaller(larger(x, -104.0), 89.0))
-    n = bound(intrinsic("llvm.roundeven", x * splat(1.0 / math.log(2.0), lanes)))
-    r = bound(fma(n, splat(-_LN2_LOW, lanes), fma(n, splat(-_LN2_HIGH, lanes), x)))
-    mantissa = fma(r * r, polynomial(r, _EXP), r) + splat(1.0, lanes)
-    exponent = bound(_integer(n))
+    mantissa, exponent = _exp_parts(bound(smaller(larger(x, -104.0), 89.0)))
     half = bound(T.shift_right(exponent, splat(1, lanes, "int32")))
     return mantissa * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def _exp_normal(x: Vector) -> Vector:
+    """e to the power of x, where the result is known to be neither subnormal nor infinite: |x| at most 87."""
+    mantissa, exponent = _exp_parts(bound(x))
+    return mantissa * _power_of_two(exponent)
+
+
+def _exp_parts(x: Vector) -> tuple[Vector, Vector]:
+    """``(m, n)`` with ``exp(x) = m * 2 ** n``."""
+    lanes = lanes_of(x)
+    n = bound(intrinsic("llvm.roundeven", x * splat(1.0 / math.log(2.0), lanes)))
+    r = bound(fma(n, splat(-_LN2_LOW, lanes), fma(n, splat(-_LN2_HIGH, lanes), x)))
+    return fma(r * r, polynomial(r, _EXP), r) + splat(1.0, lanes), bound(_integer(n))
 
 
 def _log_of_sum(f: Vector, exponent: Vector) -> Vector:
@@ -188,20 +199,25 @@ def tanh(x: Vector) -> Vector:
     square = bound(x * x)
     small = fma(x * square, polynomial(square, _TANH), x)
     one, two = splat(1.0, lanes), splat(2.0, lanes)
-    large = one - two / (exp(magnitude * two) + one)
+    large = one - two / (_exp_normal(bound(smaller(magnitude, 10.0)) * two) + one)
     return T.Select(magnitude < splat(0.625, lanes), small, intrinsic("llvm.copysign", large, x))
 
 
 def erf(x: Vector) -> Vector:
-    """The error function: a polynomial near 0, else ``1 - exp(-t(|x|))`` with a polynomial for ``-log erfc``."""
+    """The error function: a polynomial near 0, else from ``erfc``."""
     lanes = lanes_of(x)
     x = bound(x)
     square = bound(x * x)
     small = x * polynomial(square, _ERF_SMALL)
-    magnitude = bound(smaller(intrinsic("llvm.fabs", x), 4.0))
-    zero, one = splat(0.0, lanes), splat(1.0, lanes)
-    large = intrinsic("llvm.copysign", one - exp(zero - polynomial(magnitude, _ERF_TAIL)), x)
-    return T.Select(magnitude < splat(0.65, lanes), small, large)
+    large = intrinsic("llvm.copysign", splat(1.0, lanes) - _erfc_of_magnitude(x), x)
+    return T.Select(intrinsic("llvm.fabs", x) < splat(0.65, lanes), small, large)
+
+
+def _erfc_of_magnitude(x: Vector) -> Vector:
+    """``1 - erf(|x|)`` as ``exp(-|x| p(|x|))``; beyond 4 it stays at 1.5e-8, which no sum with 1 notices."""
+    lanes = lanes_of(x)
+    magnitude = bound(smaller(bound(intrinsic("llvm.fabs", x)), 4.0))
+    return _exp_normal(magnitude * polynomial(magnitude, _ERFC) * splat(-1.0, lanes))
 
 
 def softplus(x: Vector) -> Vector:
@@ -248,8 +264,10 @@ def gelu(x: Vector) -> Vector:
     """``x * (1 + erf(x / sqrt 2)) / 2`` (Hendrycks and Gimpel, 2016)."""
     lanes = lanes_of(x)
     x = bound(x)
-    half = x * splat(0.5, lanes)
-    return fma(half, erf(x * splat(1.0 / _SQRT2, lanes)), half)
+    scaled = bound(x * splat(1.0 / _SQRT2, lanes))
+    error = intrinsic("llvm.copysign", splat(1.0, lanes) - _erfc_of_magnitude(scaled), x)
+    half = bound(x * splat(0.5, lanes))
+    return fma(half, error, half)
 
 
 def gelu_tanh(x: Vector) -> Vector:

@@ -94,7 +94,7 @@ def test_what_cannot_be_legalized_names_the_layer() -> None:
 
 def test_storages_other_than_float32_are_refused() -> None:
     group = group_of("opaque", [(4,)], lambda b, p: b.emit(op.tan(p[0]), "layer"))
-    with pytest.raises(UnsupportedOperatorError, match="layer: .*float32 only"):
+    with pytest.raises(UnsupportedOperatorError, match=r"layer: .*float32 only"):
         build_opaque(KernelRequest(group, Precision.FP32, (BFLOAT16,), (FLOAT32,)), capabilities(NATIVE), 1)
 
 
