@@ -14,6 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+from rich.console import Console
+from rich.table import Table
+from tvm import relax
+
 from narrowcast import ir
 from narrowcast.backends.cpu import convolution, depthwise, gemm
 from narrowcast.backends.cpu.build import compile_functions, empty_outputs
@@ -23,9 +27,6 @@ from narrowcast.backends.executable import use_threads
 from narrowcast.backends.target import Target
 from narrowcast.ir import shape_of
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
-from rich.console import Console
-from rich.table import Table
-from tvm import relax
 
 _ROUNDS = 40
 
@@ -118,7 +119,8 @@ def request_of(layer: Layer, precision: Precision) -> KernelRequest:
     params = [data, relax.Var("residual", type_of)] if layer.residual else [data]
     builder = ir.GraphBuilder(params)
     result = builder.emit(value, layer.name)
-    result = builder.emit(relax.op.add(result, ir.constant(rng.standard_normal(layer.outputs).astype(np.float32))), "bias")
+    bias = ir.constant(rng.standard_normal(layer.outputs).astype(np.float32))
+    result = builder.emit(relax.op.add(result, bias), "bias")
     if layer.residual:
         result = builder.emit(relax.op.add(result, params[1]), "sum")
     if layer.activation:

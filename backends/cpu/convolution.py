@@ -19,8 +19,8 @@ from ..target import Capabilities
 from .gemm import build_product
 from .isa import Arithmetic, bind, copy_run, fill_run, named
 from .kernel import Kernel, KernelRequest
-from .microkernel import Left, Reduction, Tasks
 from .left_rows import MatrixRows, OpenLeft, Rows
+from .microkernel import Left, Reduction, Tasks
 from .vector_memory import Index
 
 

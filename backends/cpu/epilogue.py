@@ -94,6 +94,8 @@ class Epilogue:
         self._steps = self._collect_steps(anchor)
         if take_bias and anchor is not None:
             self._take_bias(function)
+        if anchor is not None:
+            self._drop_implied_relu()
         self._operands: dict[relax.Var | Constant, _Operand] = {}
         for binding in self._steps:
             for operand in tensor_operands(binding.value):
@@ -144,6 +146,13 @@ class Epilogue:
         self.bias = np.ascontiguousarray(np.broadcast_to(sign * array.reshape(-1), (self.columns,)))
         self._anchor = first.var
         self._steps = self._steps[1:]
+
+    def _drop_implied_relu(self) -> None:
+        """Remove a last relu that every output implies: an unsigned storage with zero point 0 holds nothing below 0."""
+        if not self._steps or op_name(self._steps[-1].value) != "relax.nn.relu":
+            return
+        if all(s.qparams is not None and s.qparams.zero_point == 0 for s in self.request.outputs):
+            self._result = self._steps.pop().value.args[0]
 
     def _add_operand(self, operand: tvm.ir.Expr, binding: relax.VarBinding) -> None:
         computed = [b.var for b in self._steps] + ([self._anchor] if self._anchor is not None else [])

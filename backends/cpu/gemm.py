@@ -16,9 +16,9 @@ from .batched_matmul import build_batched_matmul
 from .epilogue import Epilogue, Position
 from .isa import arithmetic, load, named
 from .kernel import Kernel, KernelRequest, Parameters
+from .left_rows import MatrixRows, Rows
 from .microkernel import Tasks
 from .packing import as_operand, pack_weights, quantize_weights, scale_and_offset
-from .left_rows import MatrixRows, Rows
 from .signature import build_kernel, input_index, size_of
 from .tiling import Product, choose
 from .vector_math import Vector, fma
