@@ -16,11 +16,6 @@ def compile_functions(functions: Mapping[str, tvm.tirx.PrimFunc], target: tvm.ta
     return tvm.tirx.build(tvm.IRModule(named), target=target)
 
 
-def llvm_target(cpu: str) -> tvm.target.Target:
-    """TVM's target for a CPU by its LLVM name, such as ``"znver4"`` or ``"haswell"``."""
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu})
-
-
 def empty_outputs(request: KernelRequest) -> list[tvm.runtime.Tensor]:
     """Uninitialized tensors for a kernel's outputs, in order."""
     return [tvm.runtime.empty(shape, dtype) for shape, dtype in output_buffers(request)]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
@@ -14,7 +13,6 @@ from tvm import relax
 
 from narrowcast import ir
 from narrowcast.backends.cpu.elementwise import build_elementwise
-from narrowcast.backends.cpu.epilogue import merge_dimensions, row_index
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.target import Target
 from narrowcast.errors import UnsupportedOperatorError
@@ -170,18 +168,3 @@ def test_comparisons_choose() -> None:
 def test_an_operator_without_vector_code_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"layer: no vector code.*\n.*relax\.tan"):
         execute(build_elementwise, request(unary(relax.op.tan)), [random(3, 37)])
-
-
-def test_merge_dimensions() -> None:
-    assert merge_dimensions([(2, 3, 4), (2, 3, 4)]) == [(24,), (24,)]
-    assert merge_dimensions([(2, 3, 4), (2, 1, 1)]) == [(2, 12), (2, 1)]
-    assert merge_dimensions([(2, 1, 4), (1, 1, 4)]) == [(2, 4), (1, 4)]
-    assert merge_dimensions([(1, 1)]) == [(1,)]
-
-
-@pytest.mark.parametrize(("shape", "full"), [((2, 3), (2, 3)), ((1, 3), (2, 3)), ((2, 1), (2, 3)), ((1, 1), (2, 3)),
-                                             ((2, 1, 4), (2, 3, 4)), ((1, 3, 1), (2, 3, 4))])
-def test_row_index(shape: tuple[int, ...], full: tuple[int, ...]) -> None:
-    rows = np.broadcast_to(np.arange(np.prod(shape)).reshape(shape), full).reshape(-1)
-    found = [row_index(shape, full, tvm.tirx.const(row, "int32")) for row in range(rows.size)]
-    assert [f if isinstance(f, int) else int(f.value) for f in found] == rows.tolist()

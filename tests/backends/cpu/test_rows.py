@@ -130,6 +130,13 @@ def test_reduce_of_every_storage(storage: Storage, target: Target) -> None:
         check_reduce("mean", (3, 5, 37), axes, True, storage, target)
 
 
+@pytest.mark.parametrize("output", [BFLOAT16, U8], ids=lambda s: s.dtype)
+@pytest.mark.parametrize("axis", [1, 2])
+def test_reduced_values_are_stored_in_any_storage(axis: int, output: Storage) -> None:
+    (x,), actual = run("reduce", [random(3, 5, 37)], lambda v: op.max(v, [axis]), output=output)
+    np.testing.assert_array_equal(actual, stored((2 * x.amax(axis)).float().numpy(), output))
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4).flatmap(lambda s: st.tuples(
     st.just(tuple(s)), st.sets(st.integers(0, len(s) - 1), min_size=1), st.booleans())))
