@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -18,9 +20,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from . import AccuracyBudget, BudgetError, CompileError, DataError, ImportModelError, PrecisionPlan, load
+from . import AccuracyBudget, BudgetError, CompileError, DataError, ImportModelError, PrecisionPlan, ProgramError, load
 from . import compile as compile_model
 from . import progress as progress_module
+from .metrics import METRICS
 
 BAD_INPUT, BUDGET_NOT_MET, INTERRUPTED = 2, 3, 130
 console = Console()
@@ -62,7 +65,7 @@ def main() -> None:
     help="labelled samples: .npz or .safetensors with the inputs' names and 'labels', or package.module:function",
 )
 @click.option("--calibration", help="calibration samples kept apart from --data, in the same forms")
-@click.option("--metric", default=None, help="top1, top5, cross_entropy, frame_accuracy, cosine, agreement …")
+@click.option("--metric", default=None, help=f"of the budget, or of the drop to report: {', '.join(METRICS)}")
 @click.option(
     "--max-drop", type=float, help="accuracy budget in the metric's units; without it the program is exact FP32"
 )
@@ -89,16 +92,17 @@ def compile_command(
     as_json: bool,
 ) -> None:
     """Compile MODEL: an .onnx file, or package.module:function that returns a torch.nn.Module."""
+    _check_folder(output)
     network = _read_model(model)
     data = _read_data(data_name) if data_name else None
+    if max_drop is None and (calibration or relative or (metric and not precision)):
+        raise DataError(
+            "options of a budget are given without one",
+            found="--calibration, --relative or --metric",
+            hint="pass --max-drop; --metric goes with --precision too",
+        )
     budget = None
     if max_drop is not None:
-        if data is None or metric is None:
-            raise DataError(
-                "a budget is judged on data with a metric",
-                found=f"--data {data_name}, --metric {metric}",
-                hint="pass --data and --metric",
-            )
         budget = AccuracyBudget(
             max_drop=max_drop,
             data=data,
@@ -107,18 +111,24 @@ def compile_command(
             relative=relative,
             calibration=_read_data(calibration) if calibration else None,
         )
-    with progress_module.Bars() if not as_json and progress_module.wanted() else nullcontext() as bars:
-        program = compile_model(
-            network,
-            target,
-            budget,
-            data=data if budget is None else None,
-            precision=precision,
-            metric=None,
-            num_threads=threads,
-            seed=seed,
-            progress=bars or progress_module.silent,
-        )
+    try:
+        with progress_module.Bars() if not as_json and progress_module.wanted() else nullcontext() as bars:
+            program = compile_model(
+                network,
+                target,
+                budget,
+                data=data if budget is None else None,
+                precision=precision,
+                metric=metric if budget is None else None,
+                num_threads=threads,
+                seed=seed,
+                progress=bars or progress_module.silent,
+            )
+    except BudgetError as error:
+        if as_json:
+            found = {"measured_drop": error.measured_drop, "plan": json.loads(error.plan.to_json())}
+            click.echo(json.dumps({"error": error.problem, **found}))
+        raise
     program.save(output)
     if as_json:
         click.echo(
@@ -167,7 +177,7 @@ def inspect(file: Path, stage: str | None, form: str, source: str | None, layer:
         return
     shown = program.stages[-1] if stage is None else next((s for s in program.stages if s.name == stage), None)
     if shown is None:
-        raise DataError(f"no stage {stage!r}", expected=", ".join(s.name for s in program.stages))
+        raise ProgramError(f"the program has no stage {stage!r}", expected=", ".join(s.name for s in program.stages))
     click.echo({"text": lambda: shown.text, "dot": shown.to_dot, "json": shown.to_json}[form]())
 
 
@@ -196,6 +206,7 @@ def demo(output: Path, max_drop: float, as_json: bool) -> None:
     """Compile the shipped Fashion-MNIST network under a budget and show every step."""
     from .demo import run_demo
 
+    _check_folder(output)
     run_demo(output, max_drop, as_json, console)
 
 
@@ -209,6 +220,16 @@ def plan_table(plan: PrecisionPlan) -> Table:
         cost = "" if decision.cost_us is None else f"{decision.cost_us:.1f}"
         table.add_row(decision.op, decision.kind, str(decision.precision), stores, cost, decision.reason)
     return table
+
+
+def _check_folder(output: Path) -> None:
+    """Refuse, before the work, a path that the result could not be written to."""
+    if output.is_dir() or not output.parent.is_dir():
+        raise ProgramError(
+            f"the program cannot be saved to {output}",
+            found="a folder" if output.is_dir() else f"no folder {output.parent}",
+            expected="a file name in a folder that exists",
+        )
 
 
 def _read_model(name: str) -> Any:
@@ -237,11 +258,11 @@ def _read_arrays(path: Path) -> Any:
 
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {k: file[k] for k in file.files}
+            with zipfile.ZipFile(path):  # np.load would take other files of NumPy, and pickles, for what they are
+                arrays = dict(np.load(path, allow_pickle=False))
         else:
             arrays = safetensors.numpy.load_file(path)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, safetensors.SafetensorError) as error:
         raise DataError(f"the data {path} cannot be read", found=str(error)) from error
     labels = arrays.pop("labels", None)
     if not arrays:
@@ -255,9 +276,19 @@ def _read_arrays(path: Path) -> Any:
 
 
 def _call_by_name(name: str, error_type: type[CompileError]) -> Any:
+    """The result of the user's function; modules are found in the current folder too, as by ``python -m``."""
     module_name, _, function_name = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise error_type(f"{name} cannot be found", found=str(error), expected="package.module:function") from error
-    return function()
+    if not callable(function):
+        raise error_type(f"{name} is not a function", found=type(function).__name__, expected="package.module:function")
+    try:
+        return function()
+    except CompileError:
+        raise
+    except Exception as error:
+        raise error_type(f"{name} failed", found=f"{type(error).__name__}: {error}") from error
