@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-Vector = tvm.ir.Expr
+Vector: TypeAlias = tvm.ir.Expr
 
 _SQRT2 = math.sqrt(2.0)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from typing import TypeAlias
+
 import tvm
 from tvm.script.ir_builder import tirx as T
 
 from ...precision import Storage
 from .vector_math import Vector, bound, lanes_of, splat, vector_type
 
-Index = tvm.ir.Expr | int
+Index: TypeAlias = tvm.ir.Expr | int
 
 # The conversion of a full register to bfloat16, which TVM's own types cannot express.
 _HARDWARE_LANES = 16
