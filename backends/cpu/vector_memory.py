@@ -7,7 +7,6 @@ are real: nothing beyond them is read or written. ``valid`` may be an expression
 from __future__ import annotations
 
 from functools import partial
-
 from typing import TypeAlias
 
 import tvm
