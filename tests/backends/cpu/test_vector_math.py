@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -120,3 +121,11 @@ def test_power_of_tensors_follows_the_sign_rules() -> None:
     with np.errstate(invalid="ignore"):
         expected = np.power(x.astype(np.float64), x)
     np.testing.assert_allclose(evaluate("self", x, 1), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.isa("avx512"))])
+def test_no_calls_of_a_mathematics_library(lanes: int) -> None:
+    assembly = _module(lanes).inspect_source("asm")
+    called = set(re.findall(r"call\w*\s+\*?(\w+)", assembly))
+    assert not called & {"expf", "exp2f", "logf", "tanhf", "erff", "sinf", "cosf", "powf", "fmaf", "roundevenf", "floorf"}
+    assert ("zmm" if lanes == 16 else "ymm") in assembly
