@@ -190,7 +190,7 @@ class PrecisionPlan:
             )
             casts = {k: tuple(_storage(s) for s in v) for k, v in raw["casts"].items()}
             return cls(decisions, casts, raw["module_hash"], raw["seed"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PlanError(
                 "the text is not a precision plan", found=str(error), hint="pass what PrecisionPlan.to_json wrote"
             ) from error
