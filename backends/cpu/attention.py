@@ -30,6 +30,9 @@ from .tiling import Columns, Product, choose
 from .vector_math import Vector, bound, exp, fma, larger, splat
 from .vector_memory import Index, encode, flat_view, import_conversions, load_float
 
+# Rows whose softmax is computed side by side.
+_SOFTMAX_ROWS = 4
+
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -211,32 +214,41 @@ class Attention:
 
     def _emit_softmax(self, scores: tirx.Buffer) -> tirx.Buffer:
         """Softmax of every row of ``scores``; the probabilities as the multiply-add reads them."""
-        lanes, vectors = self.unit.lanes, self.pitch // self.unit.lanes
         narrow = self.unit.precision is Precision.BF16
         result = named("probabilities", T.alloc_buffer((self.rows * self.pitch,), "uint16")) if narrow else scores
-        with T.serial(self.rows) as row:
-            at = bind("at", named("row", row) * self.pitch)
-            state = named("state", T.alloc_buffer((lanes,), "float32"))
+        for first in range(0, self.rows, _SOFTMAX_ROWS):
+            rows = range(first, min(first + _SOFTMAX_ROWS, self.rows))
+            self._emit_softmax_rows(scores, result, [row * self.pitch for row in rows])
+        return result
+
+    def _emit_softmax_rows(self, scores: tirx.Buffer, result: tirx.Buffer, starts: list[int]) -> None:
+        """Softmax of the rows at ``starts``, side by side, so that one row's latencies hide behind the others."""
+        lanes, vectors = self.unit.lanes, self.pitch // self.unit.lanes
+        states = [named(f"state_{r}", T.alloc_buffer((lanes,), "float32")) for r in range(len(starts))]
+        for state, at in zip(states, starts, strict=True):
             store(state, 0, load(scores, at, lanes), lanes)
-            with span("i", 1, vectors) as i:
+        with span("i", 1, vectors) as i:
+            for state, at in zip(states, starts, strict=True):
                 score = T.bind(load(scores, at + i * lanes, lanes))
                 store(state, 0, larger(score, load(state, 0, lanes)), lanes)
-            highest = bound(splat(reduced(T.bind(load(state, 0, lanes)), larger), lanes))
+        highest = [bound(splat(reduced(T.bind(load(state, 0, lanes)), larger), lanes)) for state in states]
+        for state in states:
             store(state, 0, splat(0.0, lanes), lanes)
-            with T.serial(vectors) as i:
-                named("i", i)
-                power = bound(exp(load(scores, at + i * lanes, lanes) - highest))
+        with T.serial(vectors) as i:
+            named("i", i)
+            for state, at, top in zip(states, starts, highest, strict=True):
+                power = bound(exp(load(scores, at + i * lanes, lanes) - top))
                 store(scores, at + i * lanes, power, lanes)
                 store(state, 0, load(state, 0, lanes) + power, lanes)
-            total = reduced(T.bind(load(state, 0, lanes)), lambda a, b: a + b)
-            factor = bound(splat(tirx.const(1.0, "float32") / total, lanes))
-            with T.serial(vectors) as i:
-                named("i", i)
+        totals = [reduced(T.bind(load(state, 0, lanes)), lambda a, b: a + b) for state in states]
+        factors = [bound(splat(tirx.const(1.0, "float32") / total, lanes)) for total in totals]
+        with T.serial(vectors) as i:
+            named("i", i)
+            for at, factor in zip(starts, factors, strict=True):
                 probability = load(scores, at + i * lanes, lanes) * factor
-                if narrow:
+                if result.dtype != scores.dtype:
                     probability = encode(probability, BFLOAT16, self.features)
                 store(result, at + i * lanes, probability, lanes)
-        return result
 
     def _emit_values(self, probabilities: tirx.Buffer, values: tirx.Buffer, head: Index, query: Index) -> None:
         """Probabilities times values, through the epilogue."""
