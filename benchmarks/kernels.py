@@ -1,6 +1,6 @@
 """Kernels against the machine's peak: every layer of a network, next to a register-only loop of the same instruction.
 
-``python -m narrowcast.benchmarks.kernels --precision int8 --network resnet50 [--json FILE]``. The peak is measured
+``python -m benchmarks.kernels --precision int8 --network resnet50 [--json FILE]``. The peak is measured
 again before every layer, so that both see the same machine; times are the best of several rounds.
 """
 
@@ -192,7 +192,14 @@ def show(results: Sequence[Result], title: str, console: Console) -> None:
     console.print(table)
 
 
+def report_of(network: str, precision: Precision, threads: int, results: Sequence[Result]) -> dict[str, object]:
+    """The results of a network in one precision, for JSON."""
+    return {"network": network, "precision": str(precision), "threads": threads, "share": weighted_share(results),
+            "layers": [asdict(r) for r in results]}
+
+
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--network", choices=[*NETWORKS, "all"], default="all")
     parser.add_argument("--precision", choices=["int8", "bf16", "fp32", "all"], default="all")
@@ -208,8 +215,7 @@ def main() -> None:
         for precision in chosen:
             results = measure(NETWORKS[name](), precision, target)
             show(results, f"{name}, {precision}, {target.threads} threads", console)
-            report.append({"network": name, "precision": str(precision), "threads": target.threads,
-                           "share": weighted_share(results), "layers": [asdict(r) for r in results]})
+            report.append(report_of(name, precision, target.threads, results))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
