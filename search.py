@@ -17,6 +17,7 @@ from .assignment import Assignment, Problem, solve
 from .backends.executable import Executable
 from .budget import AccuracyBudget, Measurement, measure, within
 from .decisions import build_plan
+from .errors import PlanError
 from .precision import PrecisionPlan, QParams
 from .progress import Listener
 from .samples import Samples
@@ -76,18 +77,14 @@ class PlanSearch:
         ceiling = math.inf
         while True:
             found = self._fastest_below(ceiling)
+            if any(found is seen for seen, _ in failed):
+                return *min(failed, key=lambda pair: pair[1].drop), False
             judged = self.verify(found)
             if within(judged, self.budget):
                 return found, judged, True
             failed.append((found, judged))
             self._note_samples(judged)
-            if self.rounds >= MAX_ROUNDS:
-                ceiling = 0.0
-            elif found.assignment.noise <= 0 or ceiling == 0:
-                best = min(failed, key=lambda pair: pair[1].drop)
-                return best[0], best[1], False
-            else:
-                ceiling = found.assignment.noise * self._correction(judged)
+            ceiling = 0.0 if self.rounds >= MAX_ROUNDS else found.assignment.noise * self._correction(judged)
 
     def verify(self, candidate: Candidate) -> Measurement:
         """The candidate on the verification samples."""
@@ -124,11 +121,18 @@ class PlanSearch:
         return float(np.clip(self.budget.max_drop / max(judged, 1e-12), 0.05, 0.6))
 
     def _try(self, limit: float) -> Candidate:
-        """Decide under a noise limit, emit, measure on the selection samples; a plan seen before is not run again."""
+        """Decide under a noise limit, emit, measure on the selection samples; a plan seen before is not run again.
+
+        Where what is forced leaves nothing under the limit, it is the plan with the least noise so far."""
         fastest = next(iter(self._tried.values())).assignment.noise if self._tried else math.inf
         if limit < fastest * _LEAST:
             limit = 0.0
-        assignment = solve(replace(self.problem, noise_limit=limit))
+        try:
+            assignment = solve(replace(self.problem, noise_limit=limit))
+        except PlanError:
+            if not self._tried:
+                raise
+            return min(self._tried.values(), key=lambda c: c.assignment.noise)
         plan = self.finish_plan(build_plan(assignment, self.qparams))
         if plan.key not in self._tried:
             self.rounds += 1

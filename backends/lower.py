@@ -65,25 +65,15 @@ def request_for(group: Group, plan: PrecisionPlan, stored: Callable[[str], tuple
         return decision.stores[0] if moved else None
 
     inputs = tuple(readable(stored(name), required(i)) for i, name in enumerate(group.inputs))
-    outputs = decision.stores if computes_float(group) else native_outputs(group)
-    return KernelRequest(group, decision.precision, inputs, outputs, decision.per_channel)
-
-
-def computes_float(group: Group) -> bool:
-    """Whether the group computes one float tensor: only those are stored as the plan says."""
-    result = group.function.ret_ty
-    return isinstance(result, relax.TensorType) and str(result.dtype) == "float32"
+    return KernelRequest(group, decision.precision, inputs, decision.stores, decision.per_channel)
 
 
 def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], tuple[Storage, ...]]:
-    """The function that gives all materialisations of a tensor under a plan: what is not decided has its own type."""
+    """The function that gives all materialisations of a tensor under a plan. What no group computes, model inputs and
+    fields of tuples, has its own type."""
     main = mod["main"]
-    floats = {g.name for g in groups_of(mod) if computes_float(g)}
-    own = {
-        v.name: Storage(dtype_of(v))
-        for v in (*main.params, *(b.var for b in op_bindings(main)))
-        if v.name not in floats and isinstance(v.ty, relax.TensorType)
-    }
+    fields = (b.var for b in op_bindings(main) if isinstance(b.value, relax.TupleGetItem))
+    own = {v.name: Storage(dtype_of(v)) for v in (*main.params, *fields)}
 
     def stored(name: str) -> tuple[Storage, ...]:
         return (own[name], *plan.casts.get(name, ())) if name in own else plan.stored(name)
@@ -102,11 +92,6 @@ def tensor_type(param: tvm.ir.Expr) -> relax.TensorType:
 def is_view(group: Group) -> bool:
     """Whether the group only gives a tensor another shape: it has no kernel, its result shares the memory."""
     return group.kind in MOVEMENT_KINDS and all(op_name(b.value) in _VIEWS for b in group.bindings)
-
-
-def native_outputs(group: Group) -> tuple[Storage, ...]:
-    """The storages of what a group computes, each its own type."""
-    return tuple(Storage(dtype_of(r)) for r in outputs_of(group.function))
 
 
 def lower(

@@ -219,7 +219,11 @@ def _group_function(group: _GroupDraft) -> tuple[relax.Function, list[relax.Var]
     for binding in group.bindings:
         replaced[binding.var] = builder.emit(substitute(binding.value, replaced), binding.var.name)
     result = replaced[group.bindings[-1].var]
-    return builder.finish([result], attrs={"Primitive": True, "group": group.kind}), inputs
+    attrs = {"Primitive": True, "group": group.kind}
+    if not isinstance(result.ty, relax.TupleType):
+        return builder.finish([result], attrs=attrs), inputs
+    fields = [builder.emit(relax.TupleGetItem(result, i), result.name) for i in range(len(result.ty.fields))]
+    return builder.finish(fields, as_tuple=True, attrs=attrs), inputs
 
 
 def _fresh_symbol(name: str, taken: set[str]) -> str:

@@ -70,10 +70,15 @@ def _group_problem(group: Group) -> str:
     if kind != group.kind:
         return f"the anchor belongs to the kind {kind}, the group says {group.kind}"
     results = outputs_of(group.function)
-    if len(results) != 1 or not results[0].same_as(bindings[-1].var):
+    calls = [b for b in bindings if not isinstance(b.value, relax.TupleGetItem)]
+    if isinstance(calls[-1].var.ty, relax.TupleType):
+        items = [b.var for b in bindings if isinstance(b.value, relax.TupleGetItem)]
+        if len(items) != len(calls[-1].var.ty.fields) or not all(map(relax.Var.same_as, results, items)):
+            return "the results are not the elements of the last op's tuple"
+    elif len(results) != 1 or not results[0].same_as(bindings[-1].var):
         return "the result is not the last op's"
     if group.kind == "opaque":
-        return "" if len(bindings) == 1 else "an opaque group has one op"
+        return "" if len(calls) == 1 else "an opaque group has one op"
     if dtype_of(results[0]) != "float32":
         return "the result is not float32"
     return _rest_problem(group, anchors[0])
