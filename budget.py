@@ -1,7 +1,7 @@
 """The accuracy budget and its judge: how much worse a program is than FP32, with what certainty.
 
 Both programs run on the same rows, so everything is paired. Scores of 0 and 1 (``top1``, ``agreement`` …) get Tango's
-score bound for a difference of paired proportions, everything else a bootstrap over rows.
+score bound for a difference of paired proportions, everything else a bootstrap over calls.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Measurement:
         the baseline if ``relative``.
     lower, upper : one-sided bounds of the drop, each at ``confidence``.
     interval : the two-sided interval of the drop at ``confidence``.
-    samples : the number of rows (of what was resampled).
+    samples : the number of calls compared; rows of one call (the steps of a sequence) count as one, since they depend on
+        each other.
     samples_needed : about how many rows would show that the drop is within the budget, if the drop is what was
         measured; None where it is shown already, where it is not within, or where no budget was given.
     identical : whether the outputs differ by float32 rounding at most.
@@ -205,24 +206,29 @@ class _Pair:
         return all(np.allclose(a, b, rtol=0, atol=_ROUNDING * float(np.abs(b).max(initial=0)))
                    for a, b in zip(self.compiled, self.fp32, strict=True))
 
+    def by_call(self, scores: np.ndarray) -> np.ndarray:
+        """Scores per call instead of per row, such that their mean stays: rows of one call (the steps of a sequence)
+        depend on each other, calls do not."""
+        counts = self.rows[:, 0]
+        if (counts == 1).all():
+            return scores
+        sums = np.add.reduceat(scores, np.cumsum(counts) - counts)
+        return sums * len(counts) / counts.sum()
+
     def resampler(self, rng: np.random.Generator) -> tuple[int, Callable[[], list[np.ndarray]]]:
-        """How many units there are, and a function that draws as many with replacement: row indices per array.
-
-        Units are rows where every array has the same number of them in each sample, samples otherwise.
-        """
-        if (self.rows == self.rows[:, :1]).all():
-            n = int(self.rows[:, 0].sum())
-
+        """How many calls there are, and a function that draws as many with replacement: row indices per array."""
+        n = len(self.rows)
+        if (self.rows == 1).all():
             def draw_rows() -> list[np.ndarray]:
                 return [rng.integers(0, n, n)] * self.rows.shape[1]
             return n, draw_rows
         ends = np.cumsum(self.rows, axis=0)
 
         def draw_samples() -> list[np.ndarray]:
-            drawn = rng.integers(0, len(self.rows), len(self.rows))
+            drawn = rng.integers(0, n, n)
             return [np.concatenate([np.arange(ends[i, k] - self.rows[i, k], ends[i, k]) for i in drawn])
                     for k in range(self.rows.shape[1])]
-        return len(self.rows), draw_samples
+        return n, draw_samples
 
 
 def _is_number(value: object) -> bool:
@@ -253,11 +259,12 @@ def _drop(baseline: np.ndarray, compiled: np.ndarray, lower_is_better: bool, rel
 
 def _compare_scores(metric: Metric, pair: _Pair, relative: bool, level: float, rng: np.random.Generator,
                     ) -> tuple[float, float, Quantile, bool, int]:
-    """Baseline, compiled value, the bound of the drop at a level, whether no 0/1 score changed, number of rows."""
+    """Baseline, compiled value, the bound of the drop at a level, whether no 0/1 score changed, number of calls."""
     before = row_scores(metric, pair.fp32[0], pair.fp32[0], pair.labels)
     after = row_scores(metric, pair.compiled[0], pair.fp32[0], pair.labels)
-    n = len(before)
     means = metric.aggregate(np.array([before.mean(), after.mean()]))
+    before, after = pair.by_call(before), pair.by_call(after)
+    n = len(before)
     if np.isin(before, (0, 1)).all() and np.isin(after, (0, 1)).all():
         lost, gained = int((before > after).sum()), int((after > before).sum())
         _drop(means[0], means[1], metric.lower_is_better, relative)

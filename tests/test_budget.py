@@ -264,3 +264,23 @@ def test_independent_mistakes_are_reported_together():
 
 def test_find_metric_knows_every_name():
     assert all(find_metric(name) is metric for name, metric in METRICS.items())
+
+
+def test_the_steps_of_one_call_count_as_one():
+    """40 calls of 50 steps, all steps of a call wrong together: as certain as 40 scores, not as 2,000."""
+    lost = np.zeros(40)
+    lost[:4] = 1
+    steps = [np.full(50, 1.0 - x, np.float32) for x in lost]
+    ones = [np.ones(50, np.float32) for _ in lost]
+    by_step = measure("frame_accuracy", ones, steps, ones)
+    by_call = measure("frame_accuracy", [x[:1] for x in ones], [x[:1] for x in steps], [x[:1] for x in ones])
+    assert by_step.samples == by_call.samples == 40
+    assert by_step.drop == pytest.approx(0.1) and by_call.drop == pytest.approx(0.1)
+    assert by_step.upper == pytest.approx(by_call.upper)
+
+
+def test_calls_of_different_lengths_weigh_by_their_rows():
+    outputs = [np.ones(30, np.float32), np.zeros(10, np.float32)]
+    labels = [np.ones(30), np.ones(10)]
+    found = measure("frame_accuracy", [np.ones(30, np.float32), np.ones(10, np.float32)], outputs, labels)
+    assert found.compiled == pytest.approx(0.75) and found.samples == 2
