@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import tvm
 import tvm_ffi
 
 from .assignment import solve
@@ -32,13 +35,16 @@ from .ir import groups_of
 from .passes import run_pipeline
 from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of
 from .precision import Decision, Precision, PrecisionPlan, QParams
-from .program import Program, TensorSpec
+from .program import Program, TensorSpec, random_inputs
 from .progress import Listener, silent
 from .report import Report
 from .samples import Samples, Split, example_of, reusable, split
 from .search import Candidate, PlanSearch, run_samples, shares, weight_bytes
 from .stages import Stage, stage_of
+from .timing import interleave
 
+# Time that a compilation spends on measuring latency, about.
+LATENCY_SECONDS = 1.0
 # Samples of the calibration part that gradients are taken of.
 SENSITIVITY_SAMPLES = 64
 # Multiply-adds of a call below which the reference evaluator runs on one thread.
@@ -388,32 +394,50 @@ class _Job:
         macs = self.macs(built)
         plan = replace(built.plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in built.plan.decisions))
         share = shares(plan)
+        main = self.network.mod["main"]
+        inputs = [TensorSpec(s.name, tuple(s.shape), s.dtype) for s in self.imported.inputs]
+        outputs = [
+            TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
+            for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)
+        ]
+        latency = self.latencies(built, random_inputs(inputs))
         report = replace(
             report,
             weight_bytes=weight_bytes(built.lowered.constants),
             casts=built.lowered.casts,
             int8_share=share.get("int8", 0.0),
             bf16_share=share.get("bf16", 0.0),
+            latency_ms=latency["compiled"],
+            fp32_latency_ms=latency.get("FP32"),
             seconds=dict(self.seconds),
         )
-        main = self.network.mod["main"]
-        outputs = [
-            TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
-            for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)
-        ]
-        program = Program(
+        return Program(
             library=built.library,
             lowered=built.lowered.mod,
             functions=built.lowered.functions,
             constants=built.lowered.constants,
+            inputs=inputs,
+            outputs=outputs,
             plan=plan,
             report=report,
-            target=self.target,
-            outputs=outputs,
-            inputs=[TensorSpec(s.name, tuple(s.shape), s.dtype) for s in self.imported.inputs],
             stages=[*self.stages, stage_of("lower", built.lowered.mod)],
+            target=self.target,
         )
-        return program
+
+    def latencies(self, built: _Built, inputs: Sequence[np.ndarray]) -> dict[str, float]:
+        """Median milliseconds of the program, and of the FP32 program where that was built, timed in turn."""
+        with self.phase("measure latency"):
+            executables = {"compiled": built.executable}
+            exact = next((b for b in self.built.values() if b.plan.is_exact), None)
+            if exact is not None:
+                executables["FP32"] = exact.executable
+            tensors = [tvm.runtime.tensor(x) for x in inputs]
+            calls = {name: partial(executable.run, tensors) for name, executable in executables.items()}
+            start = time.perf_counter()
+            for call in calls.values():
+                call()
+            rounds = int(np.clip(LATENCY_SECONDS / 2 / (time.perf_counter() - start), 5, 100))
+            return {name: spread.median * 1e3 for name, spread in interleave(calls, rounds, warmup=2).items()}
 
 
 def _types(ty: Any) -> list[Any]:

@@ -165,6 +165,14 @@ class PrecisionPlan:
             self.module_hash,
         )
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether everything is computed and stored in FP32."""
+        stored = [s for d in self.decisions for s in d.stores] + [s for c in self.casts.values() for s in c]
+        return all(d.precision is Precision.FP32 for d in self.decisions) and all(
+            s.dtype not in ("bfloat16", "float16") and s.qparams is None for s in stored
+        )
+
     def stored(self, tensor: str) -> tuple[Storage, ...]:
         """All materialisations of a group's tensor: its kernel's own, then those of stand-alone casts.
 

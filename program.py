@@ -149,7 +149,10 @@ class Program:
             name = self._functions[layer]
             mod = tvm.IRModule({tvm.ir.GlobalVar(name): self._lowered[name]})
         if kind == "relax":
-            return mod.script(show_meta=False) if layer is not None else mod["main"].script(show_meta=False)
+            text = self._lowered.script(show_meta=False)
+            if layer is None:
+                return text[text.index("    @R.function") :]
+            return "\n".join(line.strip() for line in text.splitlines() if f"call_tir(cls.{name}," in line)
         if kind == "tir":
             kernels = {gv: f for gv, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)}
             return tvm.IRModule(kernels).script(show_meta=False)
@@ -164,7 +167,8 @@ class Program:
 
         The copy of the inputs into the program's memory is not counted, the copy of the outputs neither.
         """
-        arrays = [_checked(v, s) for v, s in zip(args, self.inputs, strict=True)] if args else self.random_inputs()
+        given = [_checked(v, s) for v, s in zip(args, self.inputs, strict=True)] if args else None
+        arrays = given or random_inputs(self.inputs)
         tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
         for _ in range(warmup):
             self._executable.run(tensors)
@@ -192,14 +196,6 @@ class Program:
         if not work:
             return None
         return sum(macs / peak_macs_per_second(precision, self._target) for precision, macs in work.items()) / seconds
-
-    def random_inputs(self, seed: int = 0) -> list[np.ndarray]:
-        """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices)."""
-        rng = np.random.default_rng(seed)
-        return [
-            rng.standard_normal(s.shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(s.shape, s.dtype)
-            for s in self.inputs
-        ]
 
     # Keeping it --------------------------------------------------------------------------------------------------
 
@@ -265,6 +261,15 @@ class Program:
             stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()),
             target=target,
         )
+
+
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> list[np.ndarray]:
+    """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices)."""
+    rng = np.random.default_rng(seed)
+    return [
+        rng.standard_normal(s.shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(s.shape, s.dtype)
+        for s in specs
+    ]
 
 
 def _spec(raw: Mapping[str, Any]) -> TensorSpec:
