@@ -1,8 +1,8 @@
 """The file a program is saved in: one file, every byte of it under a SHA-256.
 
 Layout: a magic line, the manifest's SHA-256 and length as text, the manifest (JSON), then the parts one after
-another in the manifest's order, nothing between or behind them. The manifest lists name, size and SHA-256 of every part. Reading
-checks all of it before anything is used.
+another in the manifest's order, nothing between or behind them. The manifest lists name, size and SHA-256 of every
+part. Reading checks all of it before anything is used.
 """
 
 from __future__ import annotations

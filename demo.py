@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import time
 from collections.abc import Callable
@@ -98,11 +97,10 @@ def _onnxruntime_session(network: torch.nn.Module, example: torch.Tensor, thread
 
     exported = torch.onnx.export(network, (example,), dynamo=True, verbose=False)
     assert exported is not None
-    buffer = io.BytesIO()
-    exported.save(buffer)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(buffer.getvalue(), options, providers=["CPUExecutionProvider"])
+    model = exported.model_proto.SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _latency_table(latency: dict[str, float]) -> Table:

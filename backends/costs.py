@@ -247,7 +247,7 @@ def random_buffers(kernel: Kernel, seed: int = 0) -> list[tvm.runtime.Tensor]:
     """
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal(_RANDOM_VALUES, np.float32)
-    values = {
+    values: dict[str, np.ndarray] = {
         "float32": normal,
         "uint16": (normal.view(np.uint32) >> 16).astype(np.uint16),
         "uint8": rng.integers(0, 256, _RANDOM_VALUES, np.uint8),

@@ -39,6 +39,16 @@ def as_variable(builder: GraphBuilder, name: str, value: Expr) -> relax.Var:
     return value if isinstance(value, relax.Var) else builder.emit(value, name)
 
 
+def within(builder: GraphBuilder, name: str, indices: Expr, extents: int | Sequence[int]) -> relax.Var:
+    """Indices that are known only at run time, made safe: ``indices mod extents``, so that nothing outside is read.
+
+    Negative ones count from the end; what is out of range, an error of the caller that a program cannot report, picks
+    some element. ``extents`` (above 0) is one number, or one for each entry of the last axis.
+    """
+    extent = constant(np.asarray(extents, dtype_of(indices)))
+    return builder.emit(relax.op.floor_mod(indices, extent), f"{name}.positions")
+
+
 def convolution(builder: GraphBuilder, name: str, x: Expr, weight: Expr, bias: np.ndarray | None, *,
                 strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> relax.Var:
     """A convolution of [N, C, spatial…] with weights [O, I/groups, spatial…], then the bias as an addition.

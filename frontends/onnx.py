@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -285,10 +286,10 @@ def _constant(node: OnnxNode) -> np.ndarray:
 def _has_function(domain: str, op: str, opsets: Mapping[str, int]) -> bool:
     """Whether ONNX defines the operator by a function of other operators."""
     try:
-        schema = onnx.defs.get_schema(op, opsets.get(domain, 1), domain)
+        schema: Any = onnx.defs.get_schema(op, opsets.get(domain, 1), domain)
     except onnx.defs.SchemaError:
         return False
-    return schema.has_function or schema.has_context_dependent_function
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _function_of(node: onnx.NodeProto, resolved: OnnxNode) -> onnx.FunctionProto:
@@ -297,7 +298,7 @@ def _function_of(node: onnx.NodeProto, resolved: OnnxNode) -> onnx.FunctionProto
         depends = resolved.domain == "" and can_evaluate(node, resolved.opset)
         raise UnsupportedOperatorError(_NO_TRANSLATION + " for inputs that depend on the model's" * depends,
                                        layer=resolved.label)
-    schema = onnx.defs.get_schema(resolved.op, resolved.opset, resolved.domain)
+    schema: Any = onnx.defs.get_schema(resolved.op, resolved.opset, resolved.domain)  # onnx types a part of it only
     function = onnx.FunctionProto()
     if schema.has_function:
         version = max([v for v in schema.function_opset_versions if v <= resolved.opset],

@@ -159,18 +159,19 @@ class Tasks:
         finish(accumulator, row, column, valid lanes) finishes one vector of results.
         """
         schedule, blocks = self.schedule, columns_of(self.product, self.schedule)
-        with T.parallel(schedule.row_tasks * schedule.column_tasks) as task:
+        tasks = schedule.row_tasks * schedule.column_tasks
+        with T.parallel(tasks) if tasks > 1 else T.serial(1) as task:
             named("task", task)
             row_task, column_task = task // schedule.column_tasks, task % schedule.column_tasks
             with T.serial(schedule.chunks) as chunk:
                 named("chunk", chunk)
                 part = bind("part", row_task * schedule.chunks + chunk)
-                tiles = tuple(bind(n, (part + i) * self.tiles // self.parts) for i, n in enumerate(("begin", "end")))
-                first = tiles[0] * schedule.rows
+                begin, end = (bind(n, (part + i) * self.tiles // self.parts) for i, n in enumerate(("begin", "end")))
+                first = begin * schedule.rows
                 left = open_left(part, bind("first_row", T.min(first, self.product.rows - schedule.rows)))
                 start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
                 with span("block", start, stop) as block:
-                    self._emit_block(arithmetic, packed, left, tiles, block, finish)
+                    self._emit_block(arithmetic, packed, left, (begin, end), block, finish)
 
     def _emit_block(self, arithmetic: Arithmetic, packed: tirx.Buffer, left: Left, tiles: tuple[Index, Index],
                     block: Index, finish: Callable[[Vector, Index, Index, int], None]) -> None:

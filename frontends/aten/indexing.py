@@ -1,4 +1,8 @@
-"""Gathers and scatters of ATen."""
+"""Gathers and scatters of ATen.
+
+Indices that come at run time cannot be checked: clipped, or taken modulo the extent, none reads or writes outside of
+the data.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import torch
 from tvm import relax
 
 from ...ir import Expr, dtype_of
+from .. import emit
 from .context import Context, Handler, Value, axis_of, rank, shape
 from .elementwise import truth
 from .movement import permuted
@@ -17,11 +22,14 @@ _op = relax.op
 
 
 def index_select(c: Context, x: Value, dim: int, indices: Value) -> Value:
-    return c.emit(_op.take(c.expr(x), c.expr(indices), axis=axis_of(x, dim), mode="clip"))
+    axis = axis_of(x, dim)
+    _refuse_empty(c, indices, shape(x)[axis])
+    return c.emit(_op.take(c.expr(x), c.expr(indices), axis=axis, mode="clip"))
 
 
 def gather(c: Context, x: Value, dim: int, indices: Value, **_: Value) -> Value:
-    return c.emit(_op.gather_elements(c.expr(x), c.expr(indices), axis=axis_of(x, dim)))
+    axis = axis_of(x, dim)
+    return c.emit(_op.gather_elements(c.expr(x), _positions(c, indices, shape(x)[axis]), axis=axis))
 
 
 def index(c: Context, x: Value, indices: Sequence[Value]) -> Value:
@@ -29,7 +37,7 @@ def index(c: Context, x: Value, indices: Sequence[Value]) -> Value:
     indexed = [(axis, v) for axis, v in enumerate(indices) if v is not None]
     if any(_is_boolean(v) for _, v in indexed):
         raise c.refuse("indexing by a mask gives a shape that depends on the data, which has no translation")
-    positions = [_from_front(c, v, shape(x)[axis]) for axis, v in indexed]
+    positions = [_positions(c, v, shape(x)[axis]) for axis, v in indexed]
     axes = [axis for axis, _ in indexed]
     if len(axes) == 1:
         return c.emit(_op.take(c.expr(x), positions[0], axis=axes[0], mode="clip"))
@@ -46,13 +54,20 @@ def _is_boolean(value: Value) -> bool:
     return value.dtype == torch.bool if isinstance(value, torch.Tensor) else dtype_of(value) == "bool"
 
 
-def _from_front(c: Context, positions: Value, extent: int) -> Expr:
-    """Positions with negative ones counted from the end."""
-    if isinstance(positions, torch.Tensor):
-        return c.expr(torch.where(positions < 0, positions + extent, positions))
-    wrapped = c.emit(_op.add(positions, c.expr(extent, dtype_of(positions))), "wrapped")
-    negative = c.emit(_op.less(positions, c.expr(0, dtype_of(positions))), "is_negative")
-    return c.emit(_op.where(negative, wrapped, positions), "positions")
+def _positions(c: Context, indices: Value, extent: int) -> Expr:
+    """Indices counted from the front, in range: known ones are checked, others taken modulo the extent."""
+    _refuse_empty(c, indices, extent)
+    if not isinstance(indices, torch.Tensor):
+        return emit.within(c.builder, c.name, indices, extent)
+    if ((indices < -extent) | (indices >= extent)).any():
+        raise c.refuse("a constant index is out of range", found=f"{int(indices.min())} to {int(indices.max())}",
+                       expected=f"an extent of {extent}")
+    return c.expr(torch.where(indices < 0, indices + extent, indices))
+
+
+def _refuse_empty(c: Context, indices: Value, extent: int) -> None:
+    if not extent and 0 not in shape(indices):
+        raise c.refuse("it picks from an axis without elements")
 
 
 def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False) -> Value:
@@ -60,7 +75,7 @@ def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, acc
         return _masked_put(c, x, indices[0], values)
     if len(indices) != rank(x) or any(v is None or _is_boolean(v) for v in indices):
         raise c.refuse("assignment by index is supported with a position for every axis, or with one mask")
-    positions = [_from_front(c, v, extent) for v, extent in zip(indices, shape(x), strict=True)]
+    positions = [_positions(c, v, extent) for v, extent in zip(indices, shape(x), strict=True)]
     joint = np.broadcast_shapes(*(shape(p) for p in positions))
     spread = [c.emit(_op.broadcast_to(p, joint), "positions") if shape(p) != joint else p for p in positions]
     patch = c.expr(values, c.dtype)
@@ -84,12 +99,13 @@ def scatter(reduction: str | None) -> Handler:
                   reduce: str | None = None) -> Value:
         how = reduction or {None: "update", "add": "add", "multiply": "mul"}[reduce]
         patch = c.expr(source, c.dtype)
-        positions = c.expr(indices)
+        axis = axis_of(x, dim)
+        positions = _positions(c, indices, shape(x)[axis])
         if rank(patch) == 0:
             patch = c.emit(_op.broadcast_to(patch, shape(positions)), "source")
         if shape(patch) != shape(positions):
             raise c.refuse("scatter is supported where the source has the shape of the index")
-        return c.emit(_op.scatter_elements(c.expr(x), positions, patch, axis=axis_of(x, dim), reduction=how))
+        return c.emit(_op.scatter_elements(c.expr(x), positions, patch, axis=axis, reduction=how))
     return translate
 
 

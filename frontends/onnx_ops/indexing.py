@@ -1,4 +1,8 @@
-"""Operators that pick elements by index. Known indices are checked here; they never reach a kernel out of range."""
+"""Operators that pick elements by index.
+
+Known indices are checked here. Those that come at run time cannot be: they are taken modulo the extent, so that a
+negative one counts from the end and none reads or writes outside of the data.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Expr, dtype_of, shape_of
+from .. import emit
 from .movement import sliced
 from .node import OnnxNode, Results, Value, operator
 
@@ -18,6 +23,8 @@ def _checked(node: OnnxNode, index: int, extents: int | np.ndarray) -> Value:
     if not isinstance(value, np.ndarray):
         if not dtype_of(value).startswith("int"):
             raise node.fault("the indices are not integers", found=dtype_of(value))
+        if not np.all(extents) and np.prod(node.shape(index)):
+            raise node.fault("there is nothing to pick from", found=f"an extent of {extents}")
         return value
     if value.dtype.kind not in "iu":
         raise node.fault("the indices are not integers", found=value.dtype)
@@ -26,6 +33,14 @@ def _checked(node: OnnxNode, index: int, extents: int | np.ndarray) -> Value:
         raise node.fault("a constant index is out of range", found=f"{value.min()}…{value.max()}",
                          expected=f"an extent of {extents}")
     return np.where(value < 0, value + extents, value)
+
+
+def _positions(node: OnnxNode, index: int, extents: int | tuple[int, ...]) -> Expr:
+    """Input ``index`` as indices counted from the front that are in range."""
+    value = _checked(node, index, np.asarray(extents))
+    if isinstance(value, np.ndarray):
+        return node.constant(value)
+    return emit.within(node.builder, node.name, value, extents)
 
 
 def _from_the_front(node: OnnxNode, indices: Expr, extent: int) -> Expr:
@@ -38,17 +53,15 @@ def _from_the_front(node: OnnxNode, indices: Expr, extent: int) -> Expr:
 
 @operator("Gather")
 def gather(node: OnnxNode) -> Results:
-    """Known evenly spaced indices are a slice, known tables with unknown indices an embedding."""
+    """Known evenly spaced indices are a slice, known tables with unknown indices an embedding; see ``emit.within``."""
     source = node.shape(0)
     axis = node.axis(int(node.attribute("axis", 0)), len(source))
     indices = _checked(node, 1, source[axis])
     if not isinstance(indices, np.ndarray):
-        if not (node.is_known(0) and axis == 0):
-            indices = _from_the_front(node, indices, source[axis])
-        return node.emit(relax.op.take(node.expr(0), indices, axis))
+        return node.emit(relax.op.take(node.expr(0), indices, axis, mode="wrap"))
     evenly = _as_range(indices)
     if evenly is None or indices.ndim > 1:
-        return node.emit(relax.op.take(node.expr(0), node.constant(indices), axis))
+        return node.emit(relax.op.take(node.expr(0), node.constant(indices), axis, mode="clip"))
     cut = sliced(node, node.value(0), {axis: evenly})
     if indices.ndim == 1:
         return cut
@@ -78,8 +91,7 @@ def _check_elements(node: OnnxNode, axis: int) -> None:
 def gather_elements(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
     _check_elements(node, axis)
-    indices = _checked(node, 1, node.shape(0)[axis])
-    return node.emit(relax.op.gather_elements(node.expr(0), node.constant(indices), axis))
+    return node.emit(relax.op.gather_elements(node.expr(0), _positions(node, 1, node.shape(0)[axis]), axis))
 
 
 @operator("GatherND")
@@ -87,17 +99,16 @@ def gather_nd(node: OnnxNode) -> Results:
     batch, source, index = int(node.attribute("batch_dims", 0)), node.shape(0), node.shape(1)
     if not index or not 0 <= batch < min(len(source), len(index)) or not 1 <= index[-1] <= len(source) - batch:
         raise node.fault("the indices do not fit", found=f"input {source}, indices {index}, batch_dims {batch}")
-    indices = _checked(node, 1, np.asarray(source[batch:batch + index[-1]]))
-    return node.emit(relax.op.gather_nd(node.expr(0), node.constant(indices), batch))
+    positions = _positions(node, 1, source[batch:batch + index[-1]])
+    return node.emit(relax.op.gather_nd(node.expr(0), positions, batch))
 
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
     _check_elements(node, axis)
-    indices = _checked(node, 1, node.shape(0)[axis])
-    return node.emit(relax.op.scatter_elements(node.expr(0), node.constant(indices), node.expr(2), axis,
-                                               _reduction(node)))
+    positions = _positions(node, 1, node.shape(0)[axis])
+    return node.emit(relax.op.scatter_elements(node.expr(0), positions, node.expr(2), axis, _reduction(node)))
 
 
 @operator("ScatterND")
@@ -105,8 +116,8 @@ def scatter_nd(node: OnnxNode) -> Results:
     source, index = node.shape(0), node.shape(1)
     if not index or not 1 <= index[-1] <= len(source):
         raise node.fault("the indices do not fit", found=f"input {source}, indices {index}")
-    indices = _checked(node, 1, np.asarray(source[:index[-1]]))
-    return node.emit(relax.op.scatter_nd(node.expr(0), node.constant(indices), node.expr(2), _reduction(node)))
+    positions = _positions(node, 1, source[:index[-1]])
+    return node.emit(relax.op.scatter_nd(node.expr(0), positions, node.expr(2), _reduction(node)))
 
 
 def _reduction(node: OnnxNode) -> str:
@@ -156,7 +167,7 @@ def compress(node: OnnxNode) -> Results:
     if condition.size and condition[-1] >= shape_of(x)[axis]:
         raise node.fault("the condition is longer than the axis", found=int(condition[-1]) + 1,
                          expected=shape_of(x)[axis])
-    return node.emit(relax.op.take(x, node.constant(condition.astype(np.int64)), axis))
+    return node.emit(relax.op.take(x, node.constant(condition.astype(np.int64)), axis, mode="clip"))
 
 
 @operator("ReverseSequence")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tvm import relax
@@ -16,8 +16,8 @@ from tvm import relax
 from ...errors import ImportModelError, UnsupportedOperatorError
 from ...ir import Expr, GraphBuilder, constant, dtype_of, shape_of
 
-Value = relax.Var | np.ndarray
-Results = Value | tuple[Value, ...]
+Value: TypeAlias = relax.Var | np.ndarray
+Results: TypeAlias = Value | tuple[Value, ...]
 Translation = Callable[["OnnxNode"], Results]
 
 OPERATORS: dict[tuple[str, str], Translation] = {}

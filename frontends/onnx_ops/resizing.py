@@ -116,7 +116,7 @@ def _resize_axis(node: OnnxNode, x: Expr, axis: int, positions: np.ndarray, mode
     shape = shape_of(x)
     if mode == "nearest":
         picked = np.clip(_ROUNDINGS[_rounding(node)](positions), 0, shape[axis] - 1).astype(np.int64)
-        return node.emit(relax.op.take(x, node.constant(picked), axis))
+        return node.emit(relax.op.take(x, node.constant(picked), axis, mode="clip"))
     matrix = _weights(node, positions, shape[axis], mode)
     last = [a for a in range(len(shape)) if a != axis] + [axis]
     turned = x if axis == len(shape) - 1 else node.emit(relax.op.permute_dims(x, last), "turned")
