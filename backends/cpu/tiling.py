@@ -17,6 +17,8 @@ _TILE_CYCLES = 14.0
 _VECTOR_CYCLES = 7.0
 # Cycles from a multiply-add to the next into the same accumulator.
 _LATENCY = 4.0
+# Cycles to start a parallel region and to wait for its end.
+_LAUNCH_CYCLES = 10_000.0
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
 
@@ -87,8 +89,8 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
             if rows * vectors + vectors + 1 > capabilities.registers:
                 break
             columns = Columns.cut(product.columns, vectors, arithmetic.lanes)
-            for row_tasks in _divisors(threads):
-                schedule = Schedule(rows, columns, row_tasks, threads // row_tasks)
+            for row_tasks, column_tasks in _splits(threads):
+                schedule = Schedule(rows, columns, row_tasks, column_tasks)
                 cost = _cycles(product, schedule, arithmetic, capabilities)
                 if best is None or cost < best[0]:
                     best = (cost, schedule)
@@ -119,7 +121,8 @@ def _cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabi
         tails = sum(1 for b in range(first, last) if b % columns.blocks >= columns.full)
         return (last - first - tails) * full + tails * tail
 
-    return tiles * max(cost(t * blocks // tasks, (t + 1) * blocks // tasks) for t in range(tasks))
+    launch = _LAUNCH_CYCLES if schedule.row_tasks * tasks > 1 else 0.0
+    return launch + tiles * max(cost(t * blocks // tasks, (t + 1) * blocks // tasks) for t in range(tasks))
 
 
 def _tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmetic,
@@ -133,5 +136,7 @@ def _tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmet
     return product.steps * step + _TILE_CYCLES + rows + rows * vectors * _VECTOR_CYCLES
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def _splits(threads: int) -> list[tuple[int, int]]:
+    """Tasks along rows and columns: all ways to use every thread, and one task."""
+    ways = [(d, threads // d) for d in range(1, threads + 1) if threads % d == 0]
+    return [(1, 1), *ways] if threads > 1 else ways

@@ -39,7 +39,8 @@ def check(precision: Precision, left: tuple[int, ...], right: tuple[int, ...]) -
 @EVERY_PRECISION
 @pytest.mark.parametrize(("left", "right"), [
     ((2, 3, 8, 16), (2, 3, 16, 32)), ((5, 7), (7, 9)), ((3, 1, 13, 33), (4, 33, 70)), ((3, 5, 6), (6, 17)),
-    ((2, 2, 1, 129), (1, 1, 129, 5)), ((1, 64, 64), (1, 64, 128)), ((1, 40, 30), (1, 30, 8))])
+    ((2, 2, 1, 129), (1, 1, 129, 5)), ((1, 150, 130), (1, 130, 300)),
+    ((1, 1500, 130), (1, 130, 8))])
 def test_batched_matmul(precision: Precision, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     check(precision, left, right)
 

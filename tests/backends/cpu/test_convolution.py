@@ -98,6 +98,7 @@ def check(build: Build, precision: Precision, conv: Conv) -> None:
     Conv(2, 14, 14, 5, 70, (1, 1), strides=(2, 2)),
     Conv(2, 9, 7, 3, 20, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
     Conv(1, 14, 14, 64, 64, (3, 3), padding=(1, 1, 1, 1)),
+    Conv(2, 23, 31, 32, 72, (3, 3), padding=(1, 1, 1, 1)),
     Conv(2, 9, 7, 6, 20, (3, 2), strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 2), groups=2),
     Conv(1, 6, 9, 12, 36, (3, 3), padding=(1, 1, 1, 1), groups=12),
     Conv(1, 5, 40, 8, 3, (5, 7), padding=(2, 3, 2, 3)),

@@ -74,7 +74,7 @@ def test_avx2_has_vectors_of_eight(rows: int, columns: int) -> None:
 
 @EVERY_PRECISION
 def test_three_threads_divide_the_work(precision: Precision) -> None:
-    check(precision, (50, 36), 200, threads=3)
+    check(precision, (200, 130), 300, threads=3)
 
 
 @pytest.mark.isa("avx512_vnni")

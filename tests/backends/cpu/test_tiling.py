@@ -81,3 +81,8 @@ def test_offset_removes_the_zero_point_and_adds_the_bias() -> None:
 def test_bfloat16_weights_are_rounded_to_nearest(value: float) -> None:
     held = (to_bfloat16(np.float32([value])).astype(np.uint32) << 16).view(np.float32)[0]
     assert np.isinf(value) or abs(held - value) <= abs(value) * 2.0**-8 + 1e-40
+
+
+def test_a_small_product_runs_on_the_calling_thread() -> None:
+    schedule = choose(Product(4, 32, 16), INT8, ZEN4, 2)
+    assert schedule.row_tasks * schedule.column_tasks == 1
