@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import zipfile
 import zlib
@@ -26,7 +27,9 @@ from . import progress as progress_module
 from .metrics import METRICS
 
 BAD_INPUT, BUDGET_NOT_MET, INTERRUPTED = 2, 3, 130
-console = Console()
+# Columns of tables that do not go to a terminal, unless COLUMNS says otherwise.
+_PLAIN_WIDTH = 120
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "program": {*LANGUAGE, "backends", "container", "report", "stages"},
     "compiler": {
         *LANGUAGE, "assignment", "backends", "budget", "calibration", "decisions", "frontends", "passes", "planning",
-        "program", "progress", "report", "samples", "search", "stages",
+        "program", "progress", "report", "samples", "search", "stages", "timing",
     },
     "__init__": {*LANGUAGE, "_environment", "budget", "compiler", "program"},
     "cli": {"__init__", "demo", "metrics", "progress"},
