@@ -1,7 +1,8 @@
 """Measured costs: microseconds of a kernel on this machine, measured once and kept in the user's cache folder.
 
 A cost is kept under the structural hash of the kernel's code (names and the values of floating point constants left
-out, since neither changes the time), the CPU, the number of threads and the versions of what compiles it.
+out, since neither changes the time), the CPU (LLVM's name and the model's, since machines that share a folder may be
+different models), the number of threads and the versions of what compiles it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..errors import TargetError, VerificationError
 from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
 from .executable import use_threads
-from .target import Target
+from .target import Target, host_model
 
 Progress = Callable[[int, int], None]
 
@@ -128,7 +129,7 @@ def cost_key(kernel: Kernel, target: Target) -> str:
         func, (tvm.tirx.FloatImm, lambda immediate: tvm.tirx.FloatImm(immediate.ty.dtype, 1.0)))
     code = tvm_ffi.structural_hash(func) & (2**64 - 1)
     versions = "/".join(f"{name} {_version(name)}" for name in ("apache-tvm", "narrowcast"))
-    return f"{code:016x}/{target.cpu}/{target.threads} threads/{versions}"
+    return f"{code:016x}/{target.cpu}/{host_model()}/{target.threads} threads/{versions}"
 
 
 def _version(package: str) -> str:

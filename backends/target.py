@@ -7,6 +7,7 @@ name alone, by one table, so that any target can be planned for on any machine; 
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,12 @@ def host_features() -> frozenset[str]:
     """The features, in the terms of ``Capabilities``, that Linux reports of this machine's CPU."""
     flags = set(_cpuinfo_fields(Path("/proc/cpuinfo").read_text(encoding="utf-8")).get("flags", "").split())
     return frozenset(feature for feature, needed in _LINUX_FLAGS.items() if flags.issuperset(needed))
+
+
+@functools.cache
+def host_model() -> str:
+    """The model name that Linux gives this machine's CPU; empty where it gives none."""
+    return _cpuinfo_fields(Path("/proc/cpuinfo").read_text(encoding="utf-8")).get("model name", "")
 
 
 def detect(cpuinfo: str | None = None) -> str:

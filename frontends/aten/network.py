@@ -12,6 +12,7 @@ from tvm import relax
 
 from ...ir import Expr, dtype_of
 from .. import emit
+from ..equations import is_sound, sums_over_ellipsis
 from .context import UNAVAILABLE, Context, Handler, Value, axis_of, expand_sizes, is_variable, rank, shape
 
 _op = relax.op
@@ -231,7 +232,13 @@ def _constant_bias(c: Context, mask: np.ndarray) -> Expr | None:
 
 
 def einsum(c: Context, equation: str, operands: Sequence[Value], *_: Value, **__: Value) -> Value:
-    return c.emit(_op.einsum(tuple(c.expr(v) for v in operands), equation.replace(" ", "")))
+    equation, shapes = equation.replace(" ", ""), [shape(v) for v in operands]
+    if not is_sound(equation, shapes):
+        raise c.refuse("the equation does not fit the operands", found=equation, expected=shapes)
+    if sums_over_ellipsis(equation):
+        raise c.refuse("an equation that sums over an ellipsis has no translation", found=equation,
+                       hint="use sum() on those axes")
+    return c.emit(_op.einsum(tuple(c.expr(v) for v in operands), equation))
 
 
 TABLE: dict[str, Handler] = {

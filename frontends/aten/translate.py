@@ -49,7 +49,9 @@ class Translator:
     def __init__(self, program: ExportedProgram, examples: list[Any] | None) -> None:
         self._program = program
         self._examples = examples
-        self._names = LayerNames(dependent_nodes(program))
+        parameters = {s.arg.name: s.target for s in program.graph_signature.input_specs
+                      if s.kind == InputKind.PARAMETER and s.target is not None}
+        self._names = LayerNames(dependent_nodes(program), parameters)
         self._values: dict[Node, Value] = {}
         self._problems: list[tuple[str, str, UnsupportedOperatorError]] = []
         self._builder = GraphBuilder([])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from tvm import relax
 
 from ...ir import Expr
 from .. import emit
+from ..equations import is_sound, sums_over_ellipsis
 from .node import MICROSOFT, OnnxNode, Results, operator
 
 
@@ -66,34 +65,10 @@ def fused_matmul(node: OnnxNode) -> Results:
 
 @operator("Einsum")
 def einsum(node: OnnxNode) -> Results:
-    equation = node.attribute("equation", "").replace(" ", "")
-    _check_equation(node, equation)
-    return node.emit(relax.op.einsum([node.expr(i) for i in range(len(node.inputs))], equation))
-
-
-_TERM = re.compile(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*")
-
-
-def _check_equation(node: OnnxNode, equation: str) -> None:
-    """Terms fit the operands, and the result names only what they name: Relax takes the equation's word for both."""
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
-    sound = all(_TERM.fullmatch(term) for term in (*terms, result)) and len(terms) == len(node.inputs)
-    extents: dict[str, int] = {}
-    for i, term in enumerate(terms if sound else ()):
-        letters, shape = term.replace("...", ""), node.shape(i)
-        sound &= len(letters) <= len(shape) if "..." in term else len(letters) == len(shape)
-        if len(set(letters)) != len(letters):
-            raise node.unsupported("of a diagonal")
-        before, ellipsis, after = term.partition("...")
-        named = [*zip(before, shape, strict=False),
-                 *(zip(after, shape[len(shape) - len(after):], strict=False) if ellipsis else ())]
-        sound &= all(extents.setdefault(letter, extent) == extent for letter, extent in named)
-    letters = result.replace("...", "")
-    sound &= len(set(letters)) == len(letters) and set(letters) <= set(extents)
-    sound &= "..." in left or "..." not in result
-    if not sound:
-        raise node.fault("the equation does not fit the operands", found=equation,
-                         expected=[node.shape(i) for i in range(len(node.inputs))])
-    if arrow and not result and "..." in left:
+    equation, count = str(node.attribute("equation", "")).replace(" ", ""), len(node.inputs)
+    shapes = [node.shape(i) for i in range(count)]
+    if not is_sound(equation, shapes):
+        raise node.fault("the equation does not fit the operands", found=equation, expected=shapes)
+    if sums_over_ellipsis(equation):
         raise node.unsupported("that sums over an ellipsis")
+    return node.emit(relax.op.einsum([node.expr(i) for i in range(count)], equation))

@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from narrowcast.backends import costs
 from narrowcast.backends.costs import CostTable, cost_key, default_path, random_buffers
 from narrowcast.backends.cpu.kernel import Kernel
-from narrowcast.backends.target import Target
+from narrowcast.backends.target import Target, host_model
 from narrowcast.errors import TargetError, VerificationError
 
 TARGET = Target.parse("cpu", threads=1)
@@ -95,6 +95,20 @@ def test_progress_counts_compiling_and_timing(tmp_path, monkeypatch):
     table.measure([scale_kernel(s) for s in sizes], TARGET, lambda done, total: seen.append((done, total)))
     assert seen == [(2, 6), (3, 6), (4, 6), (5, 6), (6, 6)]
     assert table.measure([], TARGET) == []
+
+
+def test_costs_of_another_cpu_model_are_not_ours(monkeypatch):
+    """Machines with one home directory and one LLVM name may still be different models."""
+    monkeypatch.setattr(costs, "host_model", lambda: "EPYC 1")
+    first = cost_key(scale_kernel(), TARGET)
+    assert "/EPYC 1/" in first and first == cost_key(scale_kernel(name="other"), TARGET)
+    monkeypatch.setattr(costs, "host_model", lambda: "EPYC 2")
+    assert cost_key(scale_kernel(), TARGET) != first
+
+
+def test_the_cpu_model_is_that_of_the_system():
+    listed = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    assert f": {host_model()}\n" in listed or ("model name" not in listed and not host_model())
 
 
 @pytest.mark.parametrize("text", [
