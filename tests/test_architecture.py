@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,3 +159,11 @@ def test_importing_does_not_import_pytorch() -> None:
     code = "import sys, narrowcast; print('torch' in sys.modules, 'narrowcast.compiler' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_the_example_of_the_readme_uses_public_names() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    used = {n.attr for n in ast.walk(ast.parse(example))
+            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "nc"}
+    assert used == {"AccuracyBudget", "compile", "load"} <= set(PUBLIC)
