@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.relax import transform
 
 from ..errors import ProgramError, TargetError
+from .cpu import pipeline
 
 # TVM's default pipeline without the passes that want PrimFuncs with a root block, which kernels here do not have.
 _PIPELINE = (
@@ -32,7 +33,8 @@ _PIPELINE = (
 
 def build_executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     """Compile a lowered module in memory."""
-    return tvm.compile(mod, target, relax_pipeline=tvm.transform.Sequential([p() for p in _PIPELINE]))
+    return tvm.compile(mod, target, relax_pipeline=tvm.transform.Sequential([p() for p in _PIPELINE]),
+                       tir_pipeline=pipeline.NAME)
 
 
 def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:

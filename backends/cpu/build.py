@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tvm
 
+from . import pipeline
 from .kernel import Kernel, KernelRequest, output_buffers
 
 
 def compile_functions(functions: Mapping[str, tvm.tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
     """Machine code of several kernels; each is called by its key. They need no root block."""
     named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
-    return tvm.tirx.build(tvm.IRModule(named), target=target)
+    return tvm.tirx.build(tvm.IRModule(named), target=target, pipeline=pipeline.NAME)
 
 
 def empty_outputs(request: KernelRequest) -> list[tvm.runtime.Tensor]:

@@ -14,6 +14,7 @@ from ...ir import Constant, GraphBuilder, constant_value, op_bindings, op_name, 
 from ..target import Capabilities
 from .kernel import Kernel, KernelRequest, identifier
 from .loops import SERIAL_ELEMENTS
+from .pipeline import lower_blocks
 
 
 def build_opaque(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -33,7 +34,7 @@ def build_opaque(request: KernelRequest, capabilities: Capabilities, threads: in
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise UnsupportedOperatorError("TVM has no code for this operator", layer=group.name, found=", ".join(
             str(n) for n in names), hint=str(error).strip().splitlines()[-1][:200]) from error
-    func = schedule(func, capabilities.vector_bits // 32, threads)
+    func = lower_blocks(schedule(func, capabilities.vector_bits // 32, threads))
     func = func.with_attr("global_symbol", identifier(group.name)).with_attr("layer", group.name)
     return Kernel(func, arrays, 0)
 
