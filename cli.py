@@ -48,7 +48,7 @@ def main() -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; measured costs are kept", err=True)
+        click.echo("interrupted", err=True)
         code = INTERRUPTED
     except BudgetError as error:
         click.echo(f"budget not met: {error}", err=True)
