@@ -71,6 +71,7 @@ def _refuse_empty(c: Context, indices: Value, extent: int) -> None:
 
 
 def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False) -> Value:
+    """A scatter into the flattened data, which TVM runs in order: its own ``index_put`` adds from several threads."""
     if len(indices) == 1 and indices[0] is not None and _is_boolean(indices[0]):
         return _masked_put(c, x, indices[0], values)
     if len(indices) != rank(x) or any(v is None or _is_boolean(v) for v in indices):
@@ -81,7 +82,13 @@ def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, acc
     patch = c.expr(values, c.dtype)
     if shape(patch) != joint:
         patch = c.emit(_op.broadcast_to(patch, joint), "values")
-    return c.emit(_op.index_put(c.expr(x), tuple(spread), patch, accumulate=accumulate))
+    flat = c.expr(spread[0], "int64")
+    for position, extent in zip(spread[1:], shape(x)[1:], strict=True):
+        rows = c.emit(_op.multiply(flat, c.expr(extent)), "rows")
+        flat = c.emit(_op.add(rows, c.expr(position, "int64")), "places")
+    data, flat, patch = (c.emit(_op.reshape(v, (-1,)), "flat") for v in (c.expr(x), flat, patch))
+    result = c.emit(_op.scatter_elements(data, flat, patch, 0, "add" if accumulate else "update"), "scattered")
+    return c.emit(_op.reshape(result, shape(x)))
 
 
 def _masked_put(c: Context, x: Value, mask: Value, values: Value) -> Value:
