@@ -96,8 +96,8 @@ class Measurement:
         the baseline if ``relative``.
     lower, upper : one-sided bounds of the drop, each at ``confidence``.
     interval : the two-sided interval of the drop at ``confidence``.
-    samples : the number of calls compared; rows of one call (the steps of a sequence) count as one, since they depend on
-        each other.
+    samples : the number of calls compared; rows of one call (the steps of a sequence) count as one, since they depend
+        on each other.
     samples_needed : about how many rows would show that the drop is within the budget, if the drop is what was
         measured; None where it is shown already, where it is not within, or where no budget was given.
     identical : whether the outputs differ by float32 rounding at most.

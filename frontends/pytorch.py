@@ -55,7 +55,7 @@ def import_pytorch(model: torch.nn.Module | ExportedProgram, example_inputs: Any
 def _export(module: torch.nn.Module, example_inputs: Any) -> ExportedProgram:
     if example_inputs is None:
         raise ImportModelError("a PyTorch module is imported with example inputs, and none were given",
-                               hint="pass a tensor, a tuple of arguments or a dict of keyword arguments")
+                               hint="pass example_inputs=: a tensor, a tuple of arguments or a dict of keyword ones")
     _require_weights(module)
     args, kwargs = _call_arguments(example_inputs)
     parameter = next(module.parameters(), None)
