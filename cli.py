@@ -75,8 +75,8 @@ def main() -> None:
 @click.option("--relative", is_flag=True, help="the budget is a share of the FP32 metric")
 @click.option("--confidence", type=float, default=0.95, show_default=True)
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "int8"]), help="force one precision")
-@click.option("--threads", type=int, help="threads of the program (default: every core)")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--threads", type=click.IntRange(1), help="threads of the program (default: every core)")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="where the program is saved")
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON, no bars")
 def compile_command(

@@ -144,7 +144,6 @@ def test_a_budget_that_is_not_met_is_exit_code_3(run: Run, folder: Path, tmp_pat
     (("compile", "net.onnx", "-o", "{tmp}/absent/p"), "cannot be saved"),
     (("compile", "net.onnx", "-o", "{tmp}"), "cannot be saved"),
     (("compile", "net.onnx", "--target", "cqu", "-o", "{tmp}/p"), "unknown target"),
-    (("compile", "net.onnx", "--threads", "0", "-o", "{tmp}/p"), "at least one thread"),
     (("compile", "net.onnx", "--max-drop", "0.1", "-o", "{tmp}/p"), "needs data"),
     (("compile", "net.onnx", "--max-drop", "-1", "--data", "data.npz", "--metric", "top1", "-o", "{tmp}/p"),
      "max_drop"),
@@ -176,7 +175,8 @@ def test_bad_input_is_exit_code_2_and_one_error(
 
 
 @pytest.mark.parametrize("arguments", [("compile",), ("compile", "net.onnx"), ("inspect", "p", "--format", "svg"),
-                                       ("bench", "p", "--runs", "0"), ("compose",), ()])
+                                       ("bench", "p", "--runs", "0"), ("compose",), (), ("compile", "n", "-o", "p", "--seed", "-1"),
+                                       ("compile", "n", "-o", "p", "--threads", "0")])
 def test_a_wrong_command_line_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
     outcome = run(*arguments)
     assert outcome.code == 2 and "Usage: " in outcome.err and "Traceback" not in outcome.err
