@@ -174,9 +174,10 @@ def test_bad_input_is_exit_code_2_and_one_error(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("compile",), ("compile", "net.onnx"), ("inspect", "p", "--format", "svg"),
-                                       ("bench", "p", "--runs", "0"), ("compose",), (), ("compile", "n", "-o", "p", "--seed", "-1"),
-                                       ("compile", "n", "-o", "p", "--threads", "0")])
+@pytest.mark.parametrize("arguments", [
+    ("compile",), ("compile", "net.onnx"), ("inspect", "p", "--format", "svg"), ("bench", "p", "--runs", "0"),
+    ("compose",), (), ("compile", "n", "-o", "p", "--seed", "-1"), ("compile", "n", "-o", "p", "--threads", "0"),
+])
 def test_a_wrong_command_line_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
     outcome = run(*arguments)
     assert outcome.code == 2 and "Usage: " in outcome.err and "Traceback" not in outcome.err
