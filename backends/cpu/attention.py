@@ -21,14 +21,14 @@ from ...ir import Constant, constant_value, shape_of
 from ...precision import BFLOAT16, FLOAT32, Precision, Storage
 from ..target import Capabilities
 from .epilogue import Epilogue, Position, row_index
-from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, load, named, span, store
+from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import Block, Left, Reduction, by_kind, emit_tile
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
 from .tiling import Columns, Product, choose
 from .vector_math import Vector, bound, exp, fma, larger, splat
-from .vector_memory import Index, encode, flat_view, import_conversions, load_float
+from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store
 
 # Rows whose softmax is computed side by side.
 _SOFTMAX_ROWS = 4

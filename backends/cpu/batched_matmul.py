@@ -13,7 +13,7 @@ from ...ir import shape_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
 from .epilogue import Epilogue, Position, row_index
-from .isa import Arithmetic, arithmetic, bind, load, named, span, store
+from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows
 from .microkernel import Block, Tasks, by_kind, emit_rows
@@ -21,8 +21,7 @@ from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
 from .tiling import Product, choose
 from .vector_math import Vector, splat
-from .vector_memory import Index, flat_view
-from .vector_memory import load as load_valid
+from .vector_memory import Index, flat_view, load, store
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class BatchedProduct:
             at = bind("at", origin + (first_row + row) * shape.depth)
 
             def add(begin: Index, valid: int) -> None:
-                elements = load_valid(left, begin, unit.panel, valid)
+                elements = load(left, begin, unit.panel, valid)
                 ones = splat(tirx.const(1, "int8"), unit.panel)
                 store(total, 0, unit.multiply_add(load(total, 0, unit.lanes), elements, ones), unit.lanes)
 

@@ -21,12 +21,11 @@ from ..target import Capabilities
 from .convolution import Geometry
 from .epilogue import Epilogue, Position
 from .gemm import dequantize, prepare, with_slack
-from .isa import Arithmetic, arithmetic, bind, load, named, span, store
+from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .signature import build_kernel, input_index
 from .vector_math import Vector, fma, splat
-from .vector_memory import Index, decode, flat_view
-from .vector_memory import load as load_valid
+from .vector_memory import Index, decode, flat_view, load, store
 
 # Kernels of at most this many taps are unrolled, so that the weights stay in registers.
 _UNROLLED_TAPS = 25
@@ -182,7 +181,7 @@ class Depthwise:
                     with T.serial(g.size[1]) as x:
                         named("in_x", x)
                         begin = ((place.image * g.size[0] + y) * g.size[1] + x) * g.channels + place.vector * lanes
-                        raw = load_valid(source, begin, lanes, place.valid)
+                        raw = load(source, begin, lanes, place.valid)
                         store(wide, at + (left + x) * lanes, self._widened(raw), lanes)
                     self._fill(wide, at + (left + g.size[1]) * lanes, zero, right)
                 with T.Else():

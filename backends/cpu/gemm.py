@@ -14,7 +14,7 @@ from ...precision import Precision
 from ..target import Capabilities
 from .batched_matmul import build_batched_matmul
 from .epilogue import Epilogue, Position
-from .isa import arithmetic, load, named
+from .isa import arithmetic, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
 from .microkernel import Tasks
@@ -22,7 +22,7 @@ from .packing import as_operand, pack_weights, quantize_weights, scale_and_offse
 from .signature import build_kernel, input_index, size_of
 from .tiling import Product, choose
 from .vector_math import Vector, fma
-from .vector_memory import Index, flat_view
+from .vector_memory import Index, flat_view, load
 
 # The longest sum of products u8 · s8 that fits 32 bits.
 _INT8_TERMS = (2**31 - 1) // (255 * 127)

@@ -18,7 +18,7 @@ from ...errors import TargetError
 from ...precision import Precision
 from ..target import Capabilities
 from .vector_math import Vector, fma, splat
-from .vector_memory import Index
+from .vector_memory import Index, load, store
 
 # TVM's code generator has no bfloat type, so the operands of the instruction travel as 32-bit integers.
 _DOT_BF16 = """
@@ -30,16 +30,6 @@ define <16 x float> @narrowcast_dot_bf16(<16 x float> %acc, <16 x i32> %a, <16 x
   ret <16 x float> %r
 }
 """
-
-
-def load(buffer: tirx.Buffer, offset: Index, lanes: int) -> Vector:
-    """``lanes`` consecutive elements of a flat buffer as one vector."""
-    return buffer[offset] if lanes == 1 else buffer[T.ramp(offset, 1, lanes)]
-
-
-def store(buffer: tirx.Buffer, offset: Index, value: Vector, lanes: int) -> None:
-    """Store a vector to consecutive elements of a flat buffer."""
-    T.buffer_store(buffer, value, [offset if lanes == 1 else T.ramp(offset, 1, lanes)])
 
 
 def named(name: str, value: Vector) -> Vector:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from .isa import Arithmetic, bind, load, named, span, store
+from .isa import Arithmetic, bind, named, span
 from .tiling import Columns, Product, Schedule, columns_of
 from .vector_math import Vector, splat
-from .vector_memory import Index
+from .vector_memory import Index, load, store
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from tvm.tirx.script.builder import ir as T
 from ...precision import Precision
 from ..executable import use_threads
 from ..target import Target
-from .isa import arithmetic, load, named, splat, store
+from .isa import arithmetic, named
+from .vector_math import splat
+from .vector_memory import load, store
 
 _ACCUMULATORS = 24
 _STEPS = 40_000

@@ -11,10 +11,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...precision import Precision
-from .isa import Arithmetic, bind, named, store
-from .isa import load as load_all
+from .isa import Arithmetic, bind, named
 from .vector_math import Vector, splat, vector_type
-from .vector_memory import Index, load
+from .vector_memory import Index, load, store
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
             store(panel.packed, panel.first + k * width + j * unit.panel, vector, unit.panel)
             if sums is not None:
                 ones = splat(tirx.const(1, "uint8"), unit.panel)
-                total = unit.multiply_add(load_all(totals[j], 0, unit.lanes), ones, vector)
+                total = unit.multiply_add(load(totals[j], 0, unit.lanes), ones, vector)
                 store(totals[j], 0, total, unit.lanes)
 
     if full:
@@ -74,7 +73,7 @@ def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
     if rest:
         step(full, rest)
     for j, buffer in enumerate(totals):
-        store(sums[0], sums[1] + j * unit.lanes, load_all(buffer, 0, unit.lanes), unit.lanes)  # type: ignore[index]
+        store(sums[0], sums[1] + j * unit.lanes, load(buffer, 0, unit.lanes), unit.lanes)  # type: ignore[index]
 
 
 def _interleaved(unit: Arithmetic, rows: list[Vector]) -> Vector:

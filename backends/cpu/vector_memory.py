@@ -45,14 +45,14 @@ def import_conversions(features: frozenset[str]) -> None:
         frame.__enter__()
 
 
-def _mask(lanes: int, valid: Index) -> Vector | None:
-    if isinstance(valid, int) and valid >= lanes:
+def _mask(lanes: int, valid: Index | None) -> Vector | None:
+    if valid is None or (isinstance(valid, int) and valid >= lanes):
         return None
     return T.ramp(0, 1, lanes) < T.broadcast(valid, lanes)
 
 
-def load(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index) -> Vector:
-    """``lanes`` raw elements of a flat buffer from ``index`` on; those from ``valid`` on are 0."""
+def load(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index | None = None) -> Vector:
+    """``lanes`` raw elements of a flat buffer from ``index`` on; those from ``valid`` on (None: none) are 0."""
     if lanes == 1:
         return buffer[index]
     where = T.ramp(index, 1, lanes)
@@ -66,8 +66,8 @@ def load(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index) -> Vector:
     return T.masked_load(vector_type(str(buffer.dtype), lanes), buffer, where, mask)
 
 
-def store(buffer: tvm.ir.Expr, index: Index, value: Vector, valid: Index) -> None:
-    """Write the first ``valid`` elements of a vector of the buffer's own type to ``index`` and on."""
+def store(buffer: tvm.ir.Expr, index: Index, value: Vector, valid: Index | None = None) -> None:
+    """Write the first ``valid`` elements (None: all) of a vector of the buffer's own type to ``index`` and on."""
     lanes = lanes_of(value)
     if lanes > 1 and isinstance(valid, int) and valid == 1:
         # LLVM 22 turns a truncating masked store of one element into a store of the element before truncation.
