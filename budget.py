@@ -156,8 +156,9 @@ def measure(metric: str | MetricFunction, fp32_outputs: Outputs, compiled_output
     pair = _Pair.of(fp32_outputs, compiled_outputs, labels)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     rng = np.random.default_rng(seed)
-    compare = _compare_scores if isinstance(found, Metric) else _compare_calls
-    baseline, compiled, quantile, zero_events, n = compare(found, pair, relative, level, rng)  # type: ignore[arg-type]
+    baseline, compiled, quantile, zero_events, n = (
+        _compare_scores(found, pair, relative, level, rng) if isinstance(found, Metric)
+        else _compare_calls(found, pair, relative, level, rng))
     drop = float(_drop(np.array(baseline), np.array(compiled), getattr(found, "lower_is_better", False), relative))
     tail = (1 - level) / 2
     result = Measurement(

@@ -16,7 +16,7 @@ from tvm import relax
 
 from ..errors import VerificationError
 from ..ir import COMPUTE_KINDS, MOVEMENT_KINDS, Constant, Group
-from ..operators.reference import evaluate_call
+from ..operators.reference import evaluate_call, evaluate_tensor
 from ..operators.semantics import Value
 from ..precision import Precision
 from .numerics import GroupProgram, Stored, round_to, rounded_weights
@@ -171,8 +171,8 @@ def _attention_bound(program: GroupProgram, precision: Precision, operands: Mapp
     relative = _EPSILON * (2 * q.shape[-1] * largest + 2 * k.shape[1] + 2 * _FUNCTION_ULPS)
     if precision is not Precision.FP32:
         relative += _BFLOAT16_EPSILON / 2
-    weighted = evaluate_call(call, [q, k, v.abs(), *(a.double() for a in args[3:])], program.group.name)
-    return relative * weighted  # type: ignore[operator]
+    weighted = evaluate_tensor(call, [q, k, v.abs(), *(a.double() for a in args[3:])], program.group.name)
+    return relative * weighted
 
 
 def _conditioning(program: GroupProgram, inputs: Sequence[Stored], value: torch.Tensor,

@@ -16,7 +16,7 @@ from tvm import relax
 
 from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
-from ..operators.reference import evaluate_call, leaves_of
+from ..operators.reference import evaluate_call, evaluate_tensor, leaves_of
 from ..operators.reference_nn import attention_scores
 from ..operators.semantics import Value, tensor_of
 from ..precision import FLOAT32, Precision, QParams, Storage
@@ -182,7 +182,7 @@ class _Anchor:
                 raise PlanError("attention has no INT8 form", layer=name, expected="fp32 or bf16")
             return self._attention(), 1
         if self.precision is not Precision.INT8:
-            return evaluate_call(self.call, [self._rounded(a) for a in self.call.args], name), 1  # type: ignore
+            return evaluate_tensor(self.call, [self._rounded(a) for a in self.call.args], name), 1
         return (self._batched(), 1) if kind == "batched_matmul" else self._integer()
 
     def _rounded(self, expr: Expr) -> torch.Tensor:
@@ -215,7 +215,7 @@ class _Anchor:
     def _exactly(self, a: torch.Tensor, b: torch.Tensor, bound: float) -> torch.Tensor:
         if bound >= _EXACT_IN_FLOAT32:
             a, b = a.double(), b.double()
-        return evaluate_call(self.call, [a, b], self.program.group.name).double()  # type: ignore[union-attr]
+        return evaluate_tensor(self.call, [a, b], self.program.group.name).double()
 
     def _integer(self) -> tuple[torch.Tensor, int]:
         """``acc * scale + offset`` with the accumulator of a kernel whose padding holds the zero point."""

@@ -171,7 +171,12 @@ def graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 def _repeated(names: list[str]) -> list[str]:
     seen: set[str] = set()
-    return [n for n in names if not n or n in seen or seen.add(n)]  # type: ignore[func-returns-value]
+    repeated = []
+    for name in names:
+        if not name or name in seen:
+            repeated.append(name)
+        seen.add(name)
+    return repeated
 
 
 def label_of(node: onnx.NodeProto) -> str:

@@ -56,6 +56,15 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
                           hint=error.hint) from error
 
 
+def evaluate_tensor(call: relax.Call, args: Sequence[Value], layer: str | None = None) -> torch.Tensor:
+    """``evaluate_call`` for an operator with one result. VerificationError for one with several."""
+    value = evaluate_call(call, args, layer)
+    if isinstance(value, tuple):
+        raise VerificationError("the operator has several results where one is wanted", layer=layer,
+                                found=f"{len(value)} results of {op_name(call)}")
+    return value
+
+
 def _argument(expr: Expr, values: Iterator[Value]) -> Any:
     if isinstance(expr, (relax.Var, Constant)):
         return next(values)

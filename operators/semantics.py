@@ -52,11 +52,11 @@ def result_dtype(call: relax.Call) -> torch.dtype:
     return torch_dtype(ty.dtype)
 
 
-def ints(values: object) -> tuple[int, ...]:
+def ints(values: Any) -> tuple[int, ...]:
     """A tuple of ints from an attribute that is one integer or a sequence of them."""
     if isinstance(values, (list, tuple)) or hasattr(values, "__len__"):
-        return tuple(int(v) for v in values)  # type: ignore[attr-defined]
-    return (int(values),)  # type: ignore[call-overload]
+        return tuple(int(v) for v in values)
+    return (int(values),)
 
 
 def axes_of(axes: object, rank: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from ..errors import UnsupportedOperatorError
 from ..ir import Constant, Expr, GraphBuilder, constant, constant_value, op_bindings, op_name, rewrite, with_main
-from ..operators.reference import evaluate_call, leaves_of
+from ..operators.reference import evaluate_tensor, leaves_of
 from .base import Refusal
 from .eliminate import without_dead_code
 
@@ -73,7 +73,7 @@ class FoldConstants:
         if elements > max(self.max_elements, self.growth * sum(leaf.size for leaf in leaves)):
             return None, f"the result has {elements} elements, many more than its operands"
         try:
-            value = evaluate_call(call, [torch.tensor(leaf) for leaf in leaves], binding.var.name)
+            value = evaluate_tensor(call, [torch.tensor(leaf) for leaf in leaves], binding.var.name)
         except UnsupportedOperatorError as error:
             return None, error.problem
-        return constant(value.detach().contiguous().numpy()), ""  # type: ignore[union-attr]
+        return constant(value.detach().contiguous().numpy()), ""

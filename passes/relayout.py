@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 from tvm import relax
@@ -41,15 +42,15 @@ def _convolution(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 def call_of(call: relax.Call) -> Callable[..., Expr]:
     """The function of ``relax.op`` that makes calls of this operator."""
-    function: object = relax.op
+    function: Any = relax.op
     for part in str(call.op.name).split(".")[1:]:
         function = getattr(function, part)
-    return function  # type: ignore[return-value]
+    return cast(Callable[..., Expr], function)
 
 
-def ints(values: Sequence[object]) -> list[int]:
+def ints(values: Sequence[Any]) -> list[int]:
     """A sequence of TVM integers as Python's."""
-    return [int(v) for v in values]  # type: ignore[call-overload]
+    return [int(v) for v in values]
 
 
 def _pool(layouts: Layouts, binding: relax.VarBinding) -> bool:

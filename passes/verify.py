@@ -35,14 +35,8 @@ class VerifyNormalForm:
         if not problems:
             problems = list(_function_problems(mod["main"]))
         if problems:
-            raise problems[0] if len(problems) == 1 else _together(problems)
+            raise VerificationError.collect(problems)
         return mod
-
-
-def _together(problems: Sequence[VerificationError]) -> VerificationError:
-    error = VerificationError("the module is not in normal form:\n" + "\n".join(f"- {p}" for p in problems))
-    error.problems = tuple(problems)
-    return error
 
 
 def _module_problems(mod: tvm.IRModule) -> Iterator[VerificationError]:

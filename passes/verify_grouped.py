@@ -34,14 +34,8 @@ class VerifyGroupedForm:
             problems = [VerificationError(problem, layer=group.name)
                         for group in groups_of(mod) if (problem := _group_problem(group))]
         if problems:
-            raise CompileError.collect(problems) if len(problems) == 1 else _together(problems)
+            raise VerificationError.collect(problems)
         return mod
-
-
-def _together(problems: list[CompileError]) -> VerificationError:
-    error = VerificationError("the module is not in grouped form:\n" + "\n".join(f"- {p}" for p in problems))
-    error.problems = tuple(problems)
-    return error
 
 
 def _main_problem(mod: tvm.IRModule, binding: relax.VarBinding) -> str:
