@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import DataError
 
@@ -50,6 +50,15 @@ def package_file(distribution: str, ending: str) -> Path:
             hint="install the version that narrowcast[models] pins",
         )
     return found[0]
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Give ``model`` the weights read from ``path`` and put it into inference mode; DataError where they do not fit."""
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise DataError(f"the weights do not fit {type(model).__name__}", found=f"{path}: {error}") from None
+    model.eval()
 
 
 def missing_package(distribution: str) -> DataError:

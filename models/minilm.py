@@ -33,7 +33,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from ..errors import DataError
-from .benchmark import Benchmark, Sample, missing_package, package_file
+from .benchmark import Benchmark, Sample, fill, missing_package, package_file
 from .bert import BertEncoder, mean_pool
 from .shipped import data_folder, load_shipped, write_atomically
 
@@ -139,11 +139,8 @@ def load_encoder() -> BertEncoder:
     skipped = ("embeddings.position_ids", "pooler.")
     state = {_own_name(key): value for key, value in load_file(path).items() if not key.startswith(skipped)}
     encoder = BertEncoder()
-    try:
-        encoder.load_state_dict(state)
-    except RuntimeError as error:
-        raise DataError("the weights do not fit MiniLM-L6", found=f"{path}: {error}") from None
-    return encoder.eval()
+    fill(encoder, state, path)
+    return encoder
 
 
 def _own_name(key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .random_weights import calibrate_batch_norm, initialize, seeded
+from .random_weights import image_network
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """Expansion, output channels, number of blocks and stride of the first one (table 2 of the paper)."""
@@ -56,11 +56,4 @@ class MobileNetV2(nn.Module):
 
 def build(seed: int = 0) -> nn.Module:
     """MobileNetV2 in inference mode with seeded random weights: for its speed, not for its answers."""
-
-    def make() -> nn.Module:
-        model = MobileNetV2()
-        initialize(model)
-        calibrate_batch_norm(model, (4, 3, 160, 160))
-        return model
-
-    return seeded(make, seed)
+    return image_network(MobileNetV2, seed)

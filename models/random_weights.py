@@ -15,6 +15,18 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
+def image_network(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A network of photos float32 [N, 3, H, W] in inference mode, its weights and statistics drawn by ``seed``."""
+
+    def make() -> nn.Module:
+        model = build()
+        initialize(model)
+        calibrate_batch_norm(model, (4, 3, 160, 160))
+        return model
+
+    return seeded(make, seed)
+
+
 def initialize(model: nn.Module) -> None:
     """Draw convolutions and linear layers so that ReLU networks keep their variance (He et al., 2015)."""
     for module in model.modules():

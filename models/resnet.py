@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .random_weights import calibrate_batch_norm, initialize, seeded
+from .random_weights import image_network
 
 EXPANSION = 4
 """Output channels of a bottleneck over its inner ones."""
@@ -67,11 +67,4 @@ class ResNet(nn.Module):
 
 def build(seed: int = 0) -> nn.Module:
     """ResNet-50 in inference mode with seeded random weights: for its speed, not for its answers."""
-
-    def make() -> nn.Module:
-        model = ResNet()
-        initialize(model)
-        calibrate_batch_norm(model, (4, 3, 160, 160))
-        return model
-
-    return seeded(make, seed)
+    return image_network(ResNet, seed)

@@ -13,6 +13,7 @@ from torch import nn
 from narrowcast import ir
 from narrowcast.errors import VerificationError
 from narrowcast.frontends.pytorch import import_pytorch
+from narrowcast.models.fashion_mnist import ResidualBlock
 from narrowcast.operators.reference import run
 from narrowcast.passes import PIPELINE, run_pipeline
 
@@ -56,24 +57,10 @@ def _kinds(groups: list[ir.Group]) -> Counter[str]:
     return Counter(g.kind for g in groups)
 
 
-class _Block(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.down = (nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-                     if stride != 1 else nn.Identity())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + self.down(x))
-
-
 def test_residual_network() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-                        _Block(8, 8, 1), _Block(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+                        ResidualBlock(8, 8, 1), ResidualBlock(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                        nn.Linear(16, 5))
     groups = _compiled(net, torch.randn(1, 3, 32, 32))
     assert _kinds(groups)["conv"] == 6
     assert _kinds(groups)["elementwise"] == 0
@@ -81,7 +68,7 @@ def test_residual_network() -> None:
     assert _ops(by_name["0"]) == ["conv2d", "add", "relu"]
     assert _ops(by_name["4.conv2"]) == ["conv2d", "add", "add", "relu"]
     assert by_name["4.conv2"].inputs == ("4.conv1", groups[[g.name for g in groups].index("4.conv1") - 1].name)
-    assert _ops(by_name["5.down.0"]) == ["conv2d", "add", "add", "relu"]
+    assert _ops(by_name["5.shortcut.0"]) == ["conv2d", "add", "add", "relu"]
     movements = [op for g in groups if g.kind == "movement" for op in _ops(g)]
     assert movements.count("permute_dims") == 1
 
