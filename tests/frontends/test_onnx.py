@@ -20,9 +20,11 @@ from narrowcast.errors import ImportModelError, UnsupportedOperatorError
 from narrowcast.frontends.model import ImportedModel, InputSpec
 from narrowcast.frontends.onnx import import_onnx
 from narrowcast.frontends.pytorch import import_pytorch
-from narrowcast.ir import Constant, op_bindings, op_name
+from narrowcast.ir import Constant, op_bindings
 from narrowcast.operators.reference import run
 from narrowcast.passes.verify import VerifyNormalForm
+
+from .bindings import names, operations
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -45,14 +47,6 @@ def assert_same(model: onnx.ModelProto, arrays: Sequence[np.ndarray], terms: int
         assert got.shape == want.shape
         np.testing.assert_allclose(got, want, rtol=0, atol=EPS * terms * max(float(np.abs(want).max()), 1e-6))
     return imported
-
-
-def names(imported: ImportedModel) -> list[str]:
-    return [b.var.name for b in op_bindings(imported.mod["main"])]
-
-
-def operations(imported: ImportedModel) -> list[str | None]:
-    return [op_name(b.value) for b in op_bindings(imported.mod["main"])]
 
 
 def model_of(nodes: Sequence[onnx.NodeProto], inputs: dict[str, Sequence[int | str]], outputs: Sequence[str],

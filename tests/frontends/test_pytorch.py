@@ -18,15 +18,9 @@ from narrowcast.ir import constant_value, op_bindings, op_name, shape_of
 from narrowcast.operators import reference
 from narrowcast.passes.verify import VerifyNormalForm
 
+from .bindings import names, operations
+
 Same = Callable[..., ImportedModel]
-
-
-def names(imported: ImportedModel) -> list[str]:
-    return [b.var.name for b in op_bindings(imported.mod["main"])]
-
-
-def operators(imported: ImportedModel) -> list[str]:
-    return [op_name(b.value) or "item" for b in op_bindings(imported.mod["main"])]
 
 
 class Block(nn.Module):
@@ -70,7 +64,7 @@ def test_names_survive_a_region_without_gradients(same_as_pytorch: Same) -> None
 def test_a_linear_layer_is_a_matmul_with_the_transposed_weight() -> None:
     layer = nn.Linear(3, 5)
     imported = import_model(layer, torch.randn(2, 3))
-    assert operators(imported) == ["relax.matmul", "relax.add"]
+    assert operations(imported) == ["relax.matmul", "relax.add"]
     weight, bias = (constant_value(b.value.args[1]) for b in op_bindings(imported.mod["main"]))
     np.testing.assert_array_equal(weight, layer.weight.detach().numpy().T)
     np.testing.assert_array_equal(bias, layer.bias.detach().numpy())
@@ -78,13 +72,13 @@ def test_a_linear_layer_is_a_matmul_with_the_transposed_weight() -> None:
 
 def test_a_convolution_has_its_bias_as_an_addition_per_channel() -> None:
     imported = import_model(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5))
-    assert operators(imported) == ["relax.nn.conv2d", "relax.add"]
+    assert operations(imported) == ["relax.nn.conv2d", "relax.add"]
     assert shape_of(op_bindings(imported.mod["main"])[1].value.args[1]) == (4, 1, 1)
 
 
 def test_batch_normalization_is_a_multiplication_and_an_addition() -> None:
     imported = import_model(nn.BatchNorm2d(4), torch.randn(1, 4, 5, 5))
-    assert operators(imported) == ["relax.multiply", "relax.add"]
+    assert operations(imported) == ["relax.multiply", "relax.add"]
     assert all(shape_of(b.value.args[1]) == (4, 1, 1) for b in op_bindings(imported.mod["main"]))
 
 
@@ -104,7 +98,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_preferred_forms(name: str) -> None:
     module, expected = FORMS[name]
-    assert operators(import_model(module, torch.randn(4, 6))) == expected
+    assert operations(import_model(module, torch.randn(4, 6))) == expected
 
 
 def test_an_embedding_is_a_take_that_stays_inside_the_table(same_as_pytorch: Same) -> None:
@@ -129,7 +123,7 @@ def test_attention(name: str, same_as_pytorch: Same) -> None:
     imported = same_as_pytorch(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options),
                                *(torch.randn(s) for s in shapes))
     causal = "is_causal" in options
-    assert [o for o in operators(imported) if "attention" in o] == ["relax.nn.attention" + "_bias" * causal]
+    assert [o for o in operations(imported) if "attention" in o] == ["relax.nn.attention" + "_bias" * causal]
     assert "scaled_dot_product_attention" in names(imported)
 
 
@@ -141,14 +135,14 @@ def test_attention_with_a_mask_that_is_an_input(sizes: tuple[int, ...], kind: st
         mask[..., 0] = True
     imported = same_as_pytorch(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
                                *(torch.randn(2, 3, n, 8) for n in (5, 7, 7)), mask)
-    assert "relax.nn.attention_bias" in operators(imported)
+    assert "relax.nn.attention_bias" in operations(imported)
 
 
 def test_attention_with_a_constant_mask_of_minus_infinity(same_as_pytorch: Same) -> None:
     mask = torch.full((5, 5), -torch.inf).triu(1)
     imported = same_as_pytorch(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask),
                                torch.randn(2, 3, 5, 8))
-    assert operators(imported).count("relax.nn.attention_bias") == 1
+    assert operations(imported).count("relax.nn.attention_bias") == 1
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -164,7 +158,7 @@ def test_multi_head_attention(need_weights: bool, same_as_pytorch: Same) -> None
             return self.mha(x, x, x, need_weights=need_weights)[0]
 
     imported = same_as_pytorch(Model(), torch.randn(2, 5, 8))
-    assert ("relax.nn.attention" in operators(imported)) != need_weights
+    assert ("relax.nn.attention" in operations(imported)) != need_weights
 
 
 @settings(max_examples=12, deadline=None)
@@ -179,7 +173,7 @@ def test_lstm(layers: int, bidirectional: bool, batch_first: bool, bias: bool, s
     inputs = (x, (first, first * 0.5)) if state else (x,)
     imported = import_model(lstm, inputs)
     VerifyNormalForm()(imported.mod)
-    assert operators(imported).count("narrowcast.lstm") == layers
+    assert operations(imported).count("narrowcast.lstm") == layers
     found = reference.run(imported.mod, [x, first, first * 0.5][: len(imported.inputs)])
     with torch.no_grad():
         sequence, (hidden, cell) = lstm(*inputs)
