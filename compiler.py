@@ -95,8 +95,17 @@ def compile(
     ImportModelError, UnsupportedOperatorError, DataError, TargetError, PlanError : what was passed is unusable.
     """
     forced = _precision(precision)
+    if not isinstance(seed, int) or seed < 0:
+        raise PlanError("unusable seed", found=repr(seed), expected="an integer of at least 0")
     job = _Job(Target.parse(target, num_threads), forced, per_channel, calibrator, seed, progress, cost_cache)
     budget = _budget(accuracy_budget, data, metric)
+    if (budget is not None or metric is not None) and not job.target.runs_here():
+        raise TargetError(
+            "accuracy is measured by running the program, and this machine's CPU cannot run the target's code",
+            found=str(Target.parse("cpu")),
+            expected=target,
+            hint="compile on such a machine, or without a budget and a metric",
+        )
     if forced is not None and forced not in job.target.precisions():
         raise TargetError(
             f"the target has no {forced}", found=target, expected=", ".join(map(str, job.target.precisions()))
@@ -113,8 +122,8 @@ def compile(
         job.normalize()
     if budget is not None:
         return job.under_budget(budget)
-    if forced in (None, Precision.FP32):
-        return job.program(job.emit(job.exact_plan()), job.report())
+    if forced is None or (forced is Precision.FP32 and metric is None):
+        return job.program(job.exact_plan(), job.report())
     return job.forced_to(data, metric)
 
 
@@ -146,15 +155,17 @@ class _Job:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of a step under ``name``."""
-        start = time.perf_counter()
+        """Count the time of a step under ``name``; the time of steps inside it counts for them alone."""
+        start, before = time.perf_counter(), sum(self.seconds.values())
         self.progress(name, 0, 1)
         yield
         self.progress(name, 1, 1)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        inside = sum(self.seconds.values()) - before
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - inside
 
     imported: ImportedModel = field(init=False)
     network: Network = field(init=False)
+    measured_costs: bool = False
     evaluator: Evaluator = field(init=False)
     statistics: Statistics = field(init=False)
 
@@ -197,7 +208,7 @@ class _Job:
                 baseline = run_samples(exact, parts.verification, self.progress, "FP32")
                 outputs = run_samples(built.executable, parts.verification, self.progress, "verify")
                 measured = measure(metric, baseline, outputs, parts.verification.labels, seed=self.seed)
-        return self.program(built, self.report(plan, measured, rounds=1))
+        return self.program(plan, self.report(measured, rounds=1))
 
     def under_budget(self, budget: AccuracyBudget) -> Program:
         """The fastest program inside the budget."""
@@ -221,7 +232,6 @@ class _Job:
                 hint="raise max_drop, pass more data, or leave more precisions open; the error carries the plan",
             )
         report = self.report(
-            plan,
             measured,
             budget=budget,
             rounds=search.rounds,
@@ -229,7 +239,7 @@ class _Job:
             candidate=found,
             notes=(*samples.notes, *search.notes),
         )
-        return self.program(self.built[plan.key], report)
+        return self.program(plan, report)
 
     @contextmanager
     def torch_threads(self) -> Iterator[None]:
@@ -278,6 +288,7 @@ class _Job:
                     ),
                     per_channel=self.per_channel,
                 )
+                self.measured_costs = True
         else:
             costs = nominal_costs(self.network, self.target, qparams)
         forced = {} if self.forced is None else self.forced_precisions(qparams)
@@ -322,10 +333,9 @@ class _Job:
         return replace(plan, decisions=decisions, module_hash=self.module_hash, seed=self.seed)
 
     def _finish(self, decision: Decision) -> Decision:
-        reason = decision.reason
-        if self.forced is not None and decision.macs == 0 and decision.precision is self.forced:
-            reason = f"{decision.precision} was forced"
-        return replace(decision, per_channel=self.per_channel, reason=reason)
+        """Nominal costs, which are those of forced plans, are no measurements."""
+        cost = decision.cost_us if self.forced is None and self.measured_costs else None
+        return replace(decision, per_channel=self.per_channel, cost_us=cost)
 
     def kernel(self, request: KernelRequest) -> Kernel:
         """The kernel of a request; kept, so that plans that agree on a group share it."""
@@ -343,7 +353,7 @@ class _Job:
                 )
                 library = build_library(lowered.mod, self.target.tvm_target())
                 self.built[plan.key] = _Built(
-                    plan, lowered, library, Executable(library, lowered.constants, self.target.threads)
+                    plan, lowered, library, Executable(library, lowered.constants, self.target)
                 )
         return self.built[plan.key]
 
@@ -356,7 +366,6 @@ class _Job:
 
     def report(
         self,
-        plan: PrecisionPlan | None = None,
         measured: Measurement | None = None,
         *,
         budget: AccuracyBudget | None = None,
@@ -381,7 +390,9 @@ class _Job:
                 compiled=measured.compiled,
                 drop=measured.drop,
                 lower=measured.interval[0],
-                upper=measured.upper,
+                upper=measured.interval[1],
+                bound=measured.upper,
+                identical=measured.identical,
                 confidence=measured.confidence,
                 relative=measured.relative,
                 samples=measured.samples,
@@ -389,10 +400,11 @@ class _Job:
             )
         return report
 
-    def program(self, built: _Built, report: Report) -> Program:
+    def program(self, plan: PrecisionPlan, report: Report) -> Program:
         """The program of a plan, with its report completed."""
+        built = self.emit(plan)
         macs = self.macs(built)
-        plan = replace(built.plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in built.plan.decisions))
+        plan = replace(plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in plan.decisions))
         share = shares(plan)
         main = self.network.mod["main"]
         inputs = [TensorSpec(s.name, tuple(s.shape), s.dtype) for s in self.imported.inputs]
@@ -407,7 +419,7 @@ class _Job:
             casts=built.lowered.casts,
             int8_share=share.get("int8", 0.0),
             bf16_share=share.get("bf16", 0.0),
-            latency_ms=latency["compiled"],
+            latency_ms=latency.get("compiled"),
             fp32_latency_ms=latency.get("FP32"),
             seconds=dict(self.seconds),
         )
@@ -425,7 +437,10 @@ class _Job:
         )
 
     def latencies(self, built: _Built, inputs: Sequence[np.ndarray]) -> dict[str, float]:
-        """Median milliseconds of the program, and of the FP32 program where that was built, timed in turn."""
+        """Median milliseconds of the program, and of the FP32 program where that was built, timed in turn; nothing
+        where this machine cannot run them."""
+        if not self.target.runs_here():
+            return {}
         with self.phase("measure latency"):
             executables = {"compiled": built.executable}
             exact = next((b for b in self.built.values() if b.plan.is_exact), None)

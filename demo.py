@@ -52,15 +52,18 @@ def run_demo(output: Path, max_drop: float, as_json: bool, console: Console) -> 
 def _accuracy_table(program: Program) -> Table:
     report = program.report
     table = Table(title=f"top-1 accuracy on {report.samples} test images", title_justify="left")
-    for column in ("FP32", "compiled", "drop (points)", f"interval ({report.confidence:.0%})", "budget (points)"):
+    interval = f"{report.confidence:.0%} interval"
+    for column in ("FP32", "compiled", "drop (points)", interval, "at most", "budget (points)"):
         table.add_column(column, justify="right")
     assert report.baseline is not None and report.compiled is not None and report.drop is not None
-    assert report.lower is not None and report.upper is not None and report.max_drop is not None
+    assert report.lower is not None and report.upper is not None
+    assert report.bound is not None and report.max_drop is not None
     table.add_row(
         f"{report.baseline:.2%}",
         f"{report.compiled:.2%}",
         f"{100 * report.drop:.2f}",
         f"{100 * report.lower:.2f} … {100 * report.upper:.2f}",
+        f"{100 * report.bound:.2f}",
         f"{100 * report.max_drop:.2f}",
     )
     return table

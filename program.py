@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import tvm
 
 from .backends.cpu.peak import peak_macs_per_second
 from .backends.executable import Executable, build_executable
-from .backends.target import Target, detect
+from .backends.target import Target
 from .container import read_container, write_container
 from .errors import ProgramError
 from .precision import Precision, PrecisionPlan
@@ -92,7 +93,7 @@ class Program:
         self.plan = plan
         self.report = report
         self.stages = tuple(stages)
-        self._executable = Executable(library, constants, target.threads)
+        self._executable = Executable(library, constants, target)
 
     # Running -----------------------------------------------------------------------------------------------------
 
@@ -167,8 +168,10 @@ class Program:
 
         The copy of the inputs into the program's memory is not counted, the copy of the outputs neither.
         """
-        given = [_checked(v, s) for v, s in zip(args, self.inputs, strict=True)] if args else None
-        arrays = given or random_inputs(self.inputs)
+        if runs < 1 or warmup < 0:
+            raise ProgramError("nothing to time", found=f"{runs} runs, {warmup} to warm up", expected="one or more")
+        given = self._bind(args, {}) if args else random_inputs(self.inputs)
+        arrays = [_checked(v, s) for v, s in zip(given, self.inputs, strict=True)]
         tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
         for _ in range(warmup):
             self._executable.run(tensors)
@@ -229,8 +232,11 @@ class Program:
     def load(cls, path: str | Path) -> Program:
         """The program that ``save`` wrote. Loading runs the machine code in the file: load only what you trust.
 
-        Raises ProgramError where the file is missing, damaged in any byte, or made for a CPU this machine is not.
+        Raises ProgramError where the file is missing, damaged in any byte, or made by another version of TVM. A program
+        for a CPU that this machine is not can be inspected; calling it raises ProgramError.
         """
+        if not isinstance(path, str | PathLike):
+            raise ProgramError("a program is loaded from a path", found=repr(path), expected="a str or a Path")
         parts = read_container(Path(path))
         meta = json.loads(parts["program.json"])
         if meta["tvm"] != tvm.__version__:
@@ -241,13 +247,6 @@ class Program:
                 hint="compile the model again, or install that version",
             )
         target = Target(meta["cpu"], meta["threads"])
-        if not target.runs_here():
-            raise ProgramError(
-                f"{path} was compiled for another CPU",
-                found=detect(),
-                expected=target.cpu,
-                hint="compile the model for target 'cpu' on this machine",
-            )
         arrays = safetensors.numpy.load(parts["constants.safetensors"])
         return cls(
             library=parts["library.so"],
@@ -283,7 +282,10 @@ def _is_torch(value: object) -> bool:
 
 def _checked(value: Any, spec: TensorSpec) -> np.ndarray:
     """``value`` as an array of the spec's shape and type; ProgramError names the input where it is not."""
-    array = value.detach().cpu().numpy() if _is_torch(value) else np.asarray(value)
+    if _is_torch(value):
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    array = np.asarray(value)
     exact = array.dtype == spec.dtype
     widened = {("float64", "float32"), ("float16", "float32"), ("int32", "int64")}
     if not exact and (str(array.dtype), spec.dtype) not in widened:

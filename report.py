@@ -14,7 +14,9 @@ class Report:
     metric : the metric's name.
     baseline, compiled : the metric of the emitted FP32 program and of this program on the verification samples.
     drop : how much worse, in the metric's units (a share of the baseline where ``relative``); negative is better.
-    lower, upper : interval of the drop; ``upper`` is the one-sided bound at ``confidence``.
+    lower, upper : two-sided interval of the drop at ``confidence``.
+    bound : one-sided upper bound of the drop at ``confidence``: what is judged.
+    identical : whether the outputs are those of the FP32 program up to float32 rounding, which no budget refuses.
     samples : number of verification samples.
     max_drop : the budget; None where the drop is reported, not judged.
     latency_ms, fp32_latency_ms : median of one call, measured when compiling.
@@ -34,6 +36,8 @@ class Report:
     drop: float | None = None
     lower: float | None = None
     upper: float | None = None
+    bound: float | None = None
+    identical: bool = False
     confidence: float | None = None
     relative: bool = False
     samples: int = 0
@@ -68,7 +72,7 @@ class Report:
         lines = [f"target {self.target}, {self.threads} threads"]
         if self.metric is not None and self.baseline is not None:
             unit = " (relative)" if self.relative else ""
-            bound = "" if self.upper is None else f", at most {self.upper:.5g} with confidence {self.confidence:g}"
+            bound = "" if self.bound is None else f", at most {self.bound:.5g} with confidence {self.confidence:g}"
             lines.append(
                 f"{self.metric}: FP32 {self.baseline:.5g}, compiled {self.compiled:.5g} on {self.samples} samples; "
                 f"drop{unit} {self.drop:.5g}{bound}"

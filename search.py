@@ -22,7 +22,7 @@ from .precision import PrecisionPlan, QParams
 from .progress import Listener
 from .samples import Samples
 
-# Programs that one search emits at most.
+# Programs that one search emits at most; the FP32 program, where nothing else is left, comes on top.
 MAX_ROUNDS = 8
 # Bounds that are closer than this factor are not narrowed further.
 _CLOSE = 1.4

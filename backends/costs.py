@@ -94,11 +94,13 @@ class CostTable:
         for part in _compile_all(wanted, target):
             compiled += part
             report(len(compiled), 2 * len(wanted))
-        for done, (key, cost) in enumerate(_time_all(compiled, target), len(compiled) + 1):
-            self._costs[key] = cost
-            report(done, 2 * len(wanted))
-        if wanted:
-            self._write(wanted)
+        try:
+            for done, (key, cost) in enumerate(_time_all(compiled, target), len(compiled) + 1):
+                self._costs[key] = cost
+                report(done, 2 * len(wanted))
+        finally:
+            if wanted:
+                self._write([key for key in wanted if key in self._costs])
         return [self._costs[key] for key in keys]
 
     def _write(self, new: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from tvm.relax import transform
 
 from ..errors import ProgramError, TargetError
 from .cpu import pipeline
+from .target import Target, detect
 
 # TVM's default pipeline without the passes that want PrimFuncs with a root block, which kernels here do not have.
 _PIPELINE = (
@@ -53,9 +54,13 @@ def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
 
 
 class Executable:
-    """A loaded library: ``main(inputs..., constants...)`` on this machine's CPU, with ``threads`` threads."""
+    """A loaded library: ``main(inputs..., constants...)`` with the target's threads.
 
-    def __init__(self, library: bytes, constants: Sequence[np.ndarray], threads: int) -> None:
+    It is loaded on any machine of the same architecture; running it raises ProgramError where this machine's CPU lacks
+    what the target has.
+    """
+
+    def __init__(self, library: bytes, constants: Sequence[np.ndarray], target: Target) -> None:
         with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
             path = Path(folder) / "program.so"
             path.write_bytes(library)
@@ -68,7 +73,8 @@ class Executable:
         self._main = relax.VirtualMachine(self._library, tvm.cpu())["main"]
         self._constants = [tvm.runtime.tensor(c) for c in constants]
         self._lock = threading.Lock()
-        self.threads = threads
+        self._target = target
+        self._runs_here = target.runs_here()
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run once. Inputs are copied into aligned memory; the outputs are new arrays."""
@@ -77,8 +83,15 @@ class Executable:
 
     def run(self, inputs: Sequence[tvm.runtime.Tensor]) -> list[tvm.runtime.Tensor]:
         """Run once on TVM tensors, without copies. Calls from several threads take turns."""
+        if not self._runs_here:
+            raise ProgramError(
+                "the program was compiled for another CPU",
+                found=detect(),
+                expected=self._target.cpu,
+                hint="compile the model for the target 'cpu' on this machine",
+            )
         with self._lock:
-            use_threads(self.threads)
+            use_threads(self._target.threads)
             result = self._main(*inputs, *self._constants)
         return [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
 

@@ -129,7 +129,7 @@ class Target:
                               hint=_suggest(str(text), ["cpu", *(f"cpu:{name}" for name in _CPUS)]))
         if threads is None:
             threads = len(os.sched_getaffinity(0))
-        if threads < 1:
+        if not isinstance(threads, int) or threads < 1:
             raise TargetError("a target needs at least one thread", found=threads)
         if not cpu:
             return cls(detect(), threads)
@@ -151,7 +151,7 @@ class Target:
 
     def runs_here(self) -> bool:
         """Whether this machine's CPU has every feature that code for this target may use."""
-        return capabilities(self).features <= host_features()
+        return _linux_flags_of(self.cpu) <= set(_host().get("flags", "").split())
 
     def tvm_target(self) -> tvm.target.Target:
         """TVM's LLVM target for this CPU."""
@@ -163,16 +163,21 @@ def capabilities(target: Target) -> Capabilities:
     return _CPUS[target.cpu]
 
 
-def host_features() -> frozenset[str]:
-    """The features, in the terms of ``Capabilities``, that Linux reports of this machine's CPU."""
-    flags = set(_cpuinfo_fields(Path("/proc/cpuinfo").read_text(encoding="utf-8")).get("flags", "").split())
-    return frozenset(feature for feature, needed in _LINUX_FLAGS.items() if flags.issuperset(needed))
-
-
 @functools.cache
+def _host() -> dict[str, str]:
+    """What Linux reports of this machine's CPU."""
+    return _cpuinfo_fields(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+
+
 def host_model() -> str:
     """The model name that Linux gives this machine's CPU; empty where it gives none."""
-    return _cpuinfo_fields(Path("/proc/cpuinfo").read_text(encoding="utf-8")).get("model name", "")
+    return _host().get("model name", "")
+
+
+def _linux_flags_of(cpu: str) -> set[str]:
+    """Linux's names of what code for a CPU may use: LLVM assumes more than ``Capabilities`` names."""
+    flags = {flag for feature in _CPUS[cpu].features for flag in _LINUX_FLAGS[feature]}
+    return flags | set(_LINUX_EXTRA.get(cpu, ()))
 
 
 def detect(cpuinfo: str | None = None) -> str:
@@ -181,15 +186,12 @@ def detect(cpuinfo: str | None = None) -> str:
     The first CPU of the table whose features the kernel reports; vendors are not mixed up. TargetError where not
     even AVX2 is there.
     """
-    if cpuinfo is None:
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    fields = _cpuinfo_fields(cpuinfo)
+    fields = _host() if cpuinfo is None else _cpuinfo_fields(cpuinfo)
     flags = set(fields.get("flags", "").split())
     prefix = _VENDOR_PREFIX.get(fields.get("vendor_id", ""), "")
-    for name, caps in _CPUS.items():
+    for name in _CPUS:
         native = name.startswith(prefix) if prefix else not name.startswith("znver")
-        needed = {f for feature in caps.features for f in _LINUX_FLAGS[feature]} | set(_LINUX_EXTRA.get(name, ()))
-        if (native or name.startswith("x86-64")) and needed <= flags:
+        if (native or name.startswith("x86-64")) and _linux_flags_of(name) <= flags:
             return name
     raise TargetError("this CPU has no AVX2 and FMA", found=fields.get("model name"),
                       expected="an x86-64 CPU of level v3 or higher")

@@ -133,7 +133,7 @@ def table(outcomes: dict[str, Outcome]) -> Table:
                 f"{r.baseline:.5f}",
                 f"{r.compiled:.5f}",
                 f"{o.drop:.5f}",
-                f"{r.upper:.5f}",
+                f"{r.bound:.5f}",
                 str(r.samples),
                 f"{r.int8_share:.1%}",
                 f"{r.bf16_share:.1%}",

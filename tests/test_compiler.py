@@ -80,7 +80,7 @@ def test_budget_is_kept_and_most_work_is_int8(program: nc.Program, images: tuple
     assert report.compiled == pytest.approx(np.mean(hits))
     assert report.baseline is not None and report.baseline > 0.9
     assert report.drop == pytest.approx(report.baseline - np.mean(hits))
-    assert report.upper is not None and report.upper <= 0.02
+    assert report.bound is not None and report.bound <= 0.02
     if nc.Precision.INT8 in Target.parse("cpu").precisions():
         assert report.int8_share > 0.5
 
@@ -106,9 +106,13 @@ def test_onnx_export_gives_the_same_decisions(
     exported = torch.onnx.export(network, (EXAMPLE,), dynamo=True, verbose=False)
     assert exported is not None
     other = nc.compile(exported.model_proto, "cpu", budget, cost_cache=costs)
-    assert [(d.op, d.precision, d.stores) for d in other.plan.decisions] == [
-        (d.op, d.precision, d.stores) for d in program.plan.decisions
-    ]
+    for a, b in zip(other.plan.decisions, program.plan.decisions, strict=True):
+        assert (a.kind, a.precision) == (b.kind, b.precision)
+        assert a.op == b.op or a.kind == "movement"  # the exporter calls flatten view
+        assert [s.dtype for s in a.stores] == [s.dtype for s in b.stores]
+        for left, right in zip(a.stores, b.stores, strict=True):
+            if left.qparams is not None and right.qparams is not None:  # the exporter folds batch norm in float32
+                assert left.qparams.scale == pytest.approx(right.qparams.scale, rel=1e-5)
 
 
 @pytest.mark.isa("avx512_vnni")
@@ -184,7 +188,8 @@ def test_plain_number_is_a_max_drop(
     network: torch.nn.Module, images: tuple[np.ndarray, np.ndarray], costs: Path
 ) -> None:
     report = nc.compile(network, "cpu", 0.05, data=images, metric="top1", cost_cache=costs).report
-    assert report.max_drop == 0.05 and report.samples == 300  # half verifies, a quarter each calibrates and selects
+    # of 600 a quarter selects, 128 at most calibrate, the rest verifies
+    assert report.max_drop == 0.05 and report.samples == 600 - 128 - 150
 
 
 def test_the_callers_module_is_left_as_it_was() -> None:
