@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 
 
+# Seconds between candidates.
+PAUSE = 0.02
+
+
 @dataclass(frozen=True)
 class Spread:
     """Seconds per call: median, 10th and 90th percentile and minimum over the rounds."""
@@ -23,8 +27,9 @@ class Spread:
 def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 50, warmup: int = 5) -> dict[str, Spread]:
     """Call every candidate once per round, in turn, so that drifts of the machine hit all alike.
 
-    Each candidate is called twice per round and the second call is timed: the first brings its data back into the
-    caches that the others have used.
+    Before each candidate is a pause in which the others' threads, which spin for a while after a call, go to sleep.
+    Then it is called twice and the second call is timed: the first wakes its own threads and brings its data back into
+    the caches.
     """
     for _ in range(warmup):
         for call in calls.values():
@@ -32,6 +37,7 @@ def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 50, warmup:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            time.sleep(PAUSE)
             call()
             start = time.perf_counter()
             call()
