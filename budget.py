@@ -98,6 +98,8 @@ class Measurement:
     interval : the two-sided interval of the drop at ``confidence``.
     samples : the number of calls compared; rows of one call (the steps of a sequence) count as one, since they depend
         on each other.
+    floor : the least bound that so many samples can show: that of a program no score of which differs. 0 where scores
+        are not 0 or 1.
     samples_needed : about how many rows would show that the drop is within the budget, if the drop is what was
         measured; None where it is shown already, where it is not within, or where no budget was given.
     identical : whether the outputs differ by float32 rounding at most.
@@ -113,6 +115,7 @@ class Measurement:
     confidence: float
     samples: int
     relative: bool = False
+    floor: float = 0.0
     samples_needed: int | None = None
     identical: bool = False
 
@@ -156,7 +159,7 @@ def measure(metric: str | MetricFunction, fp32_outputs: Outputs, compiled_output
     pair = _Pair.of(fp32_outputs, compiled_outputs, labels)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     rng = np.random.default_rng(seed)
-    baseline, compiled, quantile, zero_events, n = (
+    baseline, compiled, quantile, floor, n = (
         _compare_scores(found, pair, relative, level, rng) if isinstance(found, Metric)
         else _compare_calls(found, pair, relative, level, rng))
     drop = float(_drop(np.array(baseline), np.array(compiled), getattr(found, "lower_is_better", False), relative))
@@ -164,9 +167,9 @@ def measure(metric: str | MetricFunction, fp32_outputs: Outputs, compiled_output
     result = Measurement(
         metric=metric_name(metric), baseline=baseline, compiled=compiled, drop=drop,
         lower=min(quantile(1 - level), drop), upper=max(quantile(level), drop),
-        interval=(quantile(tail), quantile(1 - tail)), confidence=level, samples=n, relative=relative,
+        interval=(quantile(tail), quantile(1 - tail)), confidence=level, samples=n, relative=relative, floor=floor,
         identical=pair.identical)
-    needed = _samples_needed(result, max_drop, zero_events)
+    needed = _samples_needed(result, max_drop)
     return Measurement(**{**result.__dict__, "samples_needed": needed})
 
 
@@ -259,8 +262,8 @@ def _drop(baseline: np.ndarray, compiled: np.ndarray, lower_is_better: bool, rel
 
 
 def _compare_scores(metric: Metric, pair: _Pair, relative: bool, level: float, rng: np.random.Generator,
-                    ) -> tuple[float, float, Quantile, bool, int]:
-    """Baseline, compiled value, the bound of the drop at a level, whether no 0/1 score changed, number of calls."""
+                    ) -> tuple[float, float, Quantile, float, int]:
+    """Baseline, compiled value, the bound of the drop at a level, the bound's floor, number of calls."""
     before = row_scores(metric, pair.fp32[0], pair.fp32[0], pair.labels)
     after = row_scores(metric, pair.compiled[0], pair.fp32[0], pair.labels)
     means = metric.aggregate(np.array([before.mean(), after.mean()]))
@@ -274,14 +277,14 @@ def _compare_scores(metric: Metric, pair: _Pair, relative: bool, level: float, r
         def score_bound(q: float) -> float:
             bound = paired_upper_bound(lost, gained, n, q) if q >= 0.5 else -paired_upper_bound(gained, lost, n, 1 - q)
             return bound / scale
-        return float(means[0]), float(means[1]), score_bound, lost + gained == 0, n
+        return float(means[0]), float(means[1]), score_bound, paired_upper_bound(0, 0, n, level) / scale, n
     resampled = metric.aggregate(_resampled_means(np.stack([before, after]), rng))
     drops = _drop(resampled[0], resampled[1], metric.lower_is_better, relative)
-    return float(means[0]), float(means[1]), _bootstrap_quantile(drops, n), False, n
+    return float(means[0]), float(means[1]), _bootstrap_quantile(drops, n), 0.0, n
 
 
 def _compare_calls(metric: MetricFunction, pair: _Pair, relative: bool, level: float, rng: np.random.Generator,
-                   ) -> tuple[float, float, Quantile, bool, int]:
+                   ) -> tuple[float, float, Quantile, float, int]:
     """As ``_compare_scores``, for a function of the user's."""
     def call(outputs: tuple[np.ndarray, ...], labels: np.ndarray | None) -> float:
         return call_metric(metric, outputs[0] if len(outputs) == 1 else outputs, labels)
@@ -295,7 +298,7 @@ def _compare_calls(metric: MetricFunction, pair: _Pair, relative: bool, level: f
         for side, outputs in enumerate((pair.fp32, pair.compiled)):
             values[side, i] = call(tuple(a[r] for a, r in zip(outputs, rows, strict=False)), labels)
     drops = _drop(values[0], values[1], getattr(metric, "lower_is_better", False), relative)
-    return baseline, compiled, _bootstrap_quantile(drops, n), False, n
+    return baseline, compiled, _bootstrap_quantile(drops, n), 0.0, n
 
 
 def _resampled_means(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -341,10 +344,10 @@ def paired_upper_bound(lost: int, gained: int, n: int, confidence: float) -> flo
     return float(optimize.brentq(excess, estimate, 1 - 1e-12)) if z > 0 else estimate
 
 
-def _samples_needed(result: Measurement, max_drop: float | None, zero_events: bool) -> int | None:
+def _samples_needed(result: Measurement, max_drop: float | None) -> int | None:
     """By the normal approximation: the bound's distance from the drop shrinks with the root of the rows."""
     if max_drop is None or result.upper <= max_drop or result.drop >= max_drop or not math.isfinite(result.upper):
         return None
-    if zero_events:
+    if result.upper == result.floor:
         return math.ceil(math.log1p(-result.confidence) / math.log1p(-max_drop)) if max_drop < 1 else None
     return math.ceil(result.samples * ((result.upper - result.drop) / (max_drop - result.drop)) ** 2)

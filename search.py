@@ -84,7 +84,9 @@ class PlanSearch:
                 return found, judged, True
             failed.append((found, judged))
             self._note_samples(judged)
-            ceiling = 0.0 if self.rounds >= MAX_ROUNDS else found.assignment.noise * self._correction(judged)
+            hopeless = self.budget.confidence is not None and judged.floor > self.budget.max_drop
+            narrower = found.assignment.noise * self._correction(judged)
+            ceiling = 0.0 if hopeless or self.rounds >= MAX_ROUNDS else narrower
 
     def verify(self, candidate: Candidate) -> Measurement:
         """The candidate on the verification samples."""

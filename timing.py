@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-
 # Seconds between candidates.
 PAUSE = 0.02
 

@@ -6,8 +6,9 @@ from narrowcast.report import Report
 
 JUDGED = Report(
     target="cpu:znver4", threads=2, metric="top1", baseline=0.93, compiled=0.925, drop=0.005, lower=-0.001,
-    upper=0.012, bound=0.011, confidence=0.95, samples=1000, max_drop=0.02, latency_ms=0.5, fp32_latency_ms=1.5, weight_bytes=1_500_000,
-    int8_share=0.75, bf16_share=0.25, casts=1, rounds=2, predicted_us=480.0, seconds={"import": 1.0, "emit": 2.5},
+    upper=0.012, bound=0.011, confidence=0.95, samples=1000, max_drop=0.02, latency_ms=0.5, fp32_latency_ms=1.5,
+    weight_bytes=1_500_000, int8_share=0.75, bf16_share=0.25, casts=1, rounds=2, predicted_us=480.0,
+    seconds={"import": 1.0, "emit": 2.5},
     notes=("3 rows were left out",))
 
 
