@@ -2,7 +2,8 @@
 
 The integer program minimizes time under a bound on the *predicted* noise. What a bound means for the user's metric is
 found out by emitting the program and measuring it: the bound is lowered until the selection samples are inside the
-budget, then narrowed from both sides. The verification samples judge only what came out, and decide.
+budget, then narrowed from both sides. The verification samples judge what came out. Where they refuse it the bound is
+lowered by what they measured, since they are the larger part, until they accept.
 """
 
 from __future__ import annotations
@@ -74,9 +75,8 @@ class PlanSearch:
             self.reference, self.verification, self.progress, "FP32 on verification"
         )
         failed: list[tuple[Candidate, Measurement]] = []
-        ceiling = math.inf
+        found = self._fastest()
         while True:
-            found = self._fastest_below(ceiling)
             if any(found is seen for seen, _ in failed):
                 return *min(failed, key=lambda pair: pair[1].drop), False
             judged = self.verify(found)
@@ -86,17 +86,16 @@ class PlanSearch:
             self._note_samples(judged)
             hopeless = self.budget.confidence is not None and judged.floor > self.budget.max_drop
             narrower = found.assignment.noise * self._correction(judged)
-            ceiling = 0.0 if hopeless or self.rounds >= MAX_ROUNDS else narrower
+            found = self._try(0.0 if hopeless or self.rounds >= MAX_ROUNDS else narrower)
 
     def verify(self, candidate: Candidate) -> Measurement:
         """The candidate on the verification samples."""
         outputs = run_samples(candidate.executable, self.verification, self.progress, f"verify round {self.rounds}")
         return self._measure(self._verification_reference, outputs, self.verification)
 
-    def _fastest_below(self, ceiling: float) -> Candidate:
-        """The fastest candidate with noise of at most ``ceiling`` that the selection samples accept; the most exact one
-        where they accept none."""
-        candidate = self._try(ceiling)
+    def _fastest(self) -> Candidate:
+        """The fastest candidate that the selection samples accept; the most exact one where they accept none."""
+        candidate = self._try(math.inf)
         accepted: Candidate | None = None
         refused = math.inf
         while True:

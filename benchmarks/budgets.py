@@ -61,7 +61,7 @@ CASES = {
     "fashion-mnist": Case(_fashion_mnist, 0.005),
     "efficientnet-lite0": Case(efficientnet_lite.load, 0.02, relative=True),
     "efficientnet-lite0 agreement": Case(
-        partial(efficientnet_lite.load, evaluation_crops=120), 0.01, metric="agreement"
+        partial(efficientnet_lite.load, evaluation_crops=120, calibration_crops=32), 0.01, metric="agreement"
     ),
     "minilm": Case(minilm.load, 0.01),
     "silero-vad": Case(silero.load, 0.01),
