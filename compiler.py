@@ -26,7 +26,7 @@ from .budget import AccuracyBudget, Measurement, measure
 from .calibration import calibrators
 from .calibration.calibrators import Calibrator
 from .calibration.evaluator import Evaluator
-from .calibration.sensitivity import estimate_sensitivities, output_scales
+from .calibration.sensitivity import Sensitivities, estimate_sensitivities, output_scales
 from .calibration.statistics import Statistics
 from .decisions import build_plan
 from .errors import BudgetError, DataError, PlanError, TargetError
@@ -47,6 +47,8 @@ from .timing import interleave
 LATENCY_SECONDS = 1.0
 # Samples of the calibration part that gradients are taken of.
 SENSITIVITY_SAMPLES = 64
+# Of these for a forced precision, where gradients only choose storages.
+FORCED_SAMPLES = 8
 # Multiply-adds of a call below which the reference evaluator runs on one thread.
 SMALL_MACS = 200_000_000
 
@@ -199,7 +201,7 @@ class _Job:
             samples = Samples.of(data, self.imported.inputs)
             parts = split(samples, self.seed) if metric is not None else Split(samples, samples, samples)
             qparams = self.calibrate(parts.calibration)
-        plan = self.forced_plan(qparams)
+        plan = self.forced_plan(qparams, parts.calibration)
         built = self.emit(plan)
         measured = None
         if metric is not None:
@@ -265,16 +267,7 @@ class _Job:
         self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built
     ) -> PlanSearch:
         """Everything that the search needs: noise, costs, the problem."""
-        with self.phase("sensitivity"), self.torch_threads():
-            noise = estimate_sensitivities(
-                self.evaluator,
-                [s.inputs for s in parts.calibration[:SENSITIVITY_SAMPLES]],
-                qparams,
-                output_scales(self.evaluator, self.statistics),
-                per_channel=self.per_channel,
-                seed=self.seed,
-                progress=lambda done, total: self.progress("sensitivity of layers", done, total),
-            )
+        noise = self.sensitivities(parts.calibration[:SENSITIVITY_SAMPLES], qparams)
         if self.forced is None:
             with self.phase("costs"):
                 table = CostTable(self.cost_cache)
@@ -306,6 +299,19 @@ class _Job:
             self.progress,
         )
 
+    def sensitivities(self, samples: Samples, qparams: Mapping[str, QParams]) -> Sensitivities:
+        """What every precision and storage does to the output, by gradients over ``samples``."""
+        with self.phase("sensitivity"), self.torch_threads():
+            return estimate_sensitivities(
+                self.evaluator,
+                [s.inputs for s in samples],
+                qparams,
+                output_scales(self.evaluator, self.statistics),
+                per_channel=self.per_channel,
+                seed=self.seed,
+                progress=lambda done, total: self.progress("sensitivity of layers", done, total),
+            )
+
     def forced_precisions(self, qparams: Mapping[str, QParams]) -> dict[str, Precision]:
         """The precision of every group when one is forced: it, or the widest narrow one that the group has."""
         result = {}
@@ -315,16 +321,16 @@ class _Job:
             result[group.name] = next(p for p in order if p in open_)
         return result
 
-    def forced_plan(self, qparams: Mapping[str, QParams]) -> PrecisionPlan:
-        """The plan of a forced precision, storages chosen by bytes."""
-        problem = build_problem(
-            self.network,
-            nominal_costs(self.network, self.target, qparams),
-            qparams,
-            {},
-            None,
-            self.forced_precisions(qparams),
-        )
+    def forced_plan(self, qparams: Mapping[str, QParams], samples: Samples) -> PrecisionPlan:
+        """The plan of a forced precision. Storages are chosen by bytes, as long as those that nothing forces to be
+        narrow add no more noise than what is forced does anyway."""
+        forced = self.forced_precisions(qparams)
+        noise = self.sensitivities(samples[:FORCED_SAMPLES], qparams) if self.forced is Precision.INT8 else None
+        costs = nominal_costs(self.network, self.target, qparams)
+        problem = build_problem(self.network, costs, qparams, {}, noise, forced)
+        if noise is not None:
+            unavoidable = sum(noise.compute.get((name, precision), 0.0) for name, precision in forced.items())
+            problem = replace(problem, noise_limit=2 * unavoidable)
         return self.finish_plan(build_plan(solve(problem), qparams))
 
     def finish_plan(self, plan: PrecisionPlan) -> PrecisionPlan:

@@ -19,7 +19,7 @@ from .backends.lower import is_view
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
 from .ir import COMPUTE_KINDS, MOVEMENT_KINDS, OPAQUE_KINDS, Group, dtype_of, op_bindings, outputs_of, shape_of
-from .precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+from .precision import BFLOAT16, FLOAT32, STORAGE_PREFERENCE, Precision, QParams, Storage
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint8": 1}
 # A tensor of this many elements is cast to learn what storing costs per byte.
@@ -62,6 +62,16 @@ class Network:
     def exact_inputs(self, group: Group) -> tuple[str, ...]:
         """Names of the float tensors that the group's anchor multiplies."""
         return tuple(dict.fromkeys(group.inputs[i] for i in group.exact_inputs))
+
+    def quantizable(self) -> set[str]:
+        """Tensors that 256 levels may hold: what a multiplication computes or reads, and what only moves it. Others,
+        such as masks, have distributions that no affine grid suits."""
+        found = {g.name for g in self.groups if g.kind in COMPUTE_KINDS}
+        found |= {t for g in self.groups for t in self.exact_inputs(g)}
+        links = [{g.name, *g.inputs} & self.shapes.keys() for g in self.groups if g.kind in MOVEMENT_KINDS]
+        while grown := [link for link in links if link & found and not link <= found]:
+            found.update(*grown)
+        return found
 
     def without_epilogue(self) -> list[str]:
         """Float tensors whose producer cannot write a second storage: a stand-alone cast has to."""
@@ -181,9 +191,8 @@ def build_problem(
         if t not in views
         for d, size in _DTYPE_BYTES.items()
     }
-    storages = {
-        t: ("float32", "bfloat16", "uint8") if t in qparams else ("float32", "bfloat16") for t in network.shapes
-    }
+    levels = network.quantizable() & qparams.keys()
+    storages = {t: STORAGE_PREFERENCE if t in levels else STORAGE_PREFERENCE[:2] for t in network.shapes}
     storage_noise = {key: noise.storage[key] for key in _storages(storages) if key in noise.storage} if noise else {}
     return Problem(
         options,

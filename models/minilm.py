@@ -47,6 +47,8 @@ TOKENS = 64
 """Length that sentences are cut or padded to."""
 CLEAR = 0.5
 """Sentences whose mean rating is nearer to 0 have no clear sentiment and are left out."""
+CONSTANT = 1e-6
+"""Standard deviation, relative to the largest mean, below which a feature is constant."""
 TRAINING = 4000
 CALIBRATION = 200
 
@@ -173,9 +175,10 @@ def fit_logistic(features: np.ndarray, labels: np.ndarray, strength: float = 1e-
     """Weights [C] and bias of the logistic regression of labels 0 and 1 on float features [N, C].
 
     Minimises the mean log-loss plus ``strength`` / 2 times the squared weights of the standardised features (L-BFGS
-    in float64: the same answer every time).
+    in float64: the same answer every time). A feature that is constant up to rounding gets no weight.
     """
     mean, std = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
+    std[std <= CONSTANT * np.abs(mean).max()] = np.inf
     x = (features - mean) / std
     signs = 2.0 * labels - 1.0
 

