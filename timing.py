@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-# Seconds between candidates.
-PAUSE = 0.02
+# Seconds between candidates: ONNX Runtime's threads spin for more than 20 ms after a call.
+PAUSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class Spread:
     minimum: float
 
 
-def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 50, warmup: int = 5) -> dict[str, Spread]:
+def interleave(
+    calls: Mapping[str, Callable[[], Any]], rounds: int = 50, warmup: int = 5, *, pause: float = PAUSE
+) -> dict[str, Spread]:
     """Call every candidate once per round, in turn, so that drifts of the machine hit all alike.
 
-    Before each candidate is a pause in which the others' threads, which spin for a while after a call, go to sleep.
-    Then it is called twice and the second call is timed: the first wakes its own threads and brings its data back into
+    Before each candidate is a pause in which the others' threads, which spin for a while after a call, go to sleep; none
+    is needed where the candidates share their threads. Then it is called twice and the second call is timed: the first wakes its own threads and brings its data back into
     the caches.
     """
     for _ in range(warmup):
@@ -36,7 +38,7 @@ def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 50, warmup:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            time.sleep(PAUSE)
+            time.sleep(pause)
             call()
             start = time.perf_counter()
             call()
