@@ -458,7 +458,8 @@ class _Job:
             for call in calls.values():
                 call()
             rounds = int(np.clip(LATENCY_SECONDS / 2 / (time.perf_counter() - start), 5, 100))
-            return {name: spread.median * 1e3 for name, spread in interleave(calls, rounds, warmup=2, pause=0.0).items()}
+            timed = interleave(calls, rounds, warmup=2, pause=0.0)
+            return {name: spread.median * 1e3 for name, spread in timed.items()}
 
 
 def _types(ty: Any) -> list[Any]:

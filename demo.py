@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -96,7 +97,13 @@ def _onnxruntime_session(network: torch.nn.Module, example: torch.Tensor, thread
         return None
     import onnxruntime
 
-    exported = torch.onnx.export(network, (example,), dynamo=True, verbose=False)
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it reports at length that torchvision is not installed
+    try:
+        exported = torch.onnx.export(network, (example,), dynamo=True, verbose=False)
+    finally:
+        log.setLevel(level)
     assert exported is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

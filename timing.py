@@ -28,9 +28,9 @@ def interleave(
 ) -> dict[str, Spread]:
     """Call every candidate once per round, in turn, so that drifts of the machine hit all alike.
 
-    Before each candidate is a pause in which the others' threads, which spin for a while after a call, go to sleep; none
-    is needed where the candidates share their threads. Then it is called twice and the second call is timed: the first wakes its own threads and brings its data back into
-    the caches.
+    Before each candidate is a pause in which the others' threads, which spin for a while after a call, go to sleep;
+    none is needed where the candidates share their threads. Then it is called twice and the second call is timed: the
+    first wakes its own threads and brings its data back into the caches.
     """
     for _ in range(warmup):
         for call in calls.values():
