@@ -11,7 +11,7 @@ demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
 
 test: lint
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-test $(VENV)/.installed-models
 	$(BIN)/ruff check .

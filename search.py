@@ -2,8 +2,8 @@
 
 The integer program minimizes time under a bound on the *predicted* noise. What a bound means for the user's metric is
 found out by emitting the program and measuring it: the bound is lowered until the selection samples are inside the
-budget, then narrowed from both sides. The verification samples judge what came out. Where they refuse it the bound is
-lowered by what they measured, since they are the larger part, until they accept.
+budget, then narrowed from both sides. The verification samples judge what came out. Where they refuse it, or leave
+room, the bound follows what they measured, since they are the larger part.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from .samples import Samples
 MAX_ROUNDS = 8
 # Bounds that are closer than this factor are not narrowed further.
 _CLOSE = 1.4
+# Room in the budget beyond this factor is not believed at once.
+_MOST_ROOM = 9.0
 # Below this share of the fastest plan's noise only FP32 is left to try.
 _LEAST = 1e-4
 
@@ -75,18 +77,40 @@ class PlanSearch:
             self.reference, self.verification, self.progress, "FP32 on verification"
         )
         failed: list[tuple[Candidate, Measurement]] = []
-        found = self._fastest()
-        while True:
-            if any(found is seen for seen, _ in failed):
-                return *min(failed, key=lambda pair: pair[1].drop), False
+        kept: tuple[Candidate, Measurement] | None = None
+        found: Candidate | None = self._fastest()
+        while found is not None and not any(found is seen for seen, _ in failed):
             judged = self.verify(found)
             if within(judged, self.budget):
-                return found, judged, True
-            failed.append((found, judged))
-            self._note_samples(judged)
-            hopeless = self.budget.confidence is not None and judged.floor > self.budget.max_drop
-            narrower = found.assignment.noise * self._correction(judged)
-            found = self._try(0.0 if hopeless or self.rounds >= MAX_ROUNDS else narrower)
+                kept = found, judged
+                found = self._faster(found, judged)
+            elif kept is not None:
+                break
+            else:
+                failed.append((found, judged))
+                self._note_samples(judged)
+                found = self._more_exact(found, judged)
+        if kept is not None:
+            return *kept, True
+        return *min(failed, key=lambda pair: pair[1].drop), False
+
+    def _more_exact(self, refused: Candidate, judged: Measurement) -> Candidate:
+        """What to try after the verification samples refused a candidate."""
+        hopeless = self.budget.confidence is not None and judged.floor > self.budget.max_drop
+        if hopeless or self.rounds >= MAX_ROUNDS:
+            return self._try(0.0)
+        return self._try(refused.assignment.noise * self._correction(judged))
+
+    def _faster(self, kept: Candidate, judged: Measurement) -> Candidate | None:
+        """What to try after the verification samples left room: they are the larger part, and where the selection
+        samples were too strict they say so. None where there is no room, or nothing faster."""
+        room = self.budget.max_drop / max(self._judged(judged), 1e-12)
+        noise = kept.assignment.noise
+        fastest = next(iter(self._tried.values())).assignment.noise
+        if self.rounds >= MAX_ROUNDS or room < _CLOSE or not 0 < noise < fastest:
+            return None
+        candidate = self._try(min(noise * math.sqrt(min(room, _MOST_ROOM)), fastest))
+        return candidate if candidate.assignment.cost_us < kept.assignment.cost_us else None
 
     def verify(self, candidate: Candidate) -> Measurement:
         """The candidate on the verification samples."""
@@ -118,8 +142,11 @@ class PlanSearch:
 
     def _correction(self, measured: Measurement) -> float:
         """By what the noise must shrink for the drop to fit: drops grow about in proportion to the noise."""
-        judged = measured.upper if self.budget.confidence is not None else measured.drop
-        return float(np.clip(self.budget.max_drop / max(judged, 1e-12), 0.05, 0.6))
+        return float(np.clip(self.budget.max_drop / max(self._judged(measured), 1e-12), 0.05, 0.6))
+
+    def _judged(self, measured: Measurement) -> float:
+        """The figure that the budget bounds."""
+        return measured.upper if self.budget.confidence is not None else measured.drop
 
     def _try(self, limit: float) -> Candidate:
         """Decide under a noise limit, emit, measure on the selection samples; a plan seen before is not run again.

@@ -200,3 +200,16 @@ def test_shares_and_sizes() -> None:
     assert shares(plan) == {"int8": 0.75, "fp32": 0.25}
     assert shares(PrecisionPlan((decision("a", FP32, 0),))) == {}
     assert weight_bytes([np.zeros(3, np.float32), np.zeros(5, np.int8)]) == 17
+
+
+def test_room_that_the_verification_leaves_is_used(bench: Callable[..., Bench]) -> None:
+    """The selection samples see ten times the drop that the larger part sees."""
+    narrow, kept, found, measured = bench(1, 4, 16, 32, shift=0.1).run(2.5)
+    assert kept and measured.drop <= 2.5 and found.rounds <= MAX_ROUNDS
+    assert narrow >= {0, 1}, "by the selection samples only the first is inside"
+
+
+def test_what_was_kept_stays_where_a_faster_one_is_refused(bench: Callable[..., Bench]) -> None:
+    made = bench(1, 4, 16, drop=lambda noise: 0.1 if noise <= 1 else 50.0)
+    narrow, kept, _, measured = made.run(1.0)
+    assert (narrow, kept) == ({0}, True) and measured.drop == 0.1
