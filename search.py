@@ -104,13 +104,16 @@ class PlanSearch:
     def _faster(self, kept: Candidate, judged: Measurement) -> Candidate | None:
         """What to try after the verification samples left room: they are the larger part, and where the selection
         samples were too strict they say so. None where there is no room, or nothing faster."""
-        room = self.budget.max_drop / max(self._judged(judged), 1e-12)
+        room = min(self.budget.max_drop / max(self._judged(judged), 1e-12), _MOST_ROOM)
         noise = kept.assignment.noise
         fastest = next(iter(self._tried.values())).assignment.noise
         if self.rounds >= MAX_ROUNDS or room < _CLOSE or not 0 < noise < fastest:
             return None
-        candidate = self._try(min(noise * math.sqrt(min(room, _MOST_ROOM)), fastest))
-        return candidate if candidate.assignment.cost_us < kept.assignment.cost_us else None
+        for step in (math.sqrt(room), room):
+            candidate = self._try(min(noise * step, fastest))
+            if candidate.assignment.cost_us < kept.assignment.cost_us:
+                return candidate
+        return None
 
     def verify(self, candidate: Candidate) -> Measurement:
         """The candidate on the verification samples."""
