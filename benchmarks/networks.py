@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ RIVALS = {
 """The peers that narrowcast is compared with at each precision."""
 CALIBRATION = 8
 TOKENS = 128
+_MODULES = {"apache-tvm": "tvm"}
 PACKAGES = ("apache-tvm", "torch", "onnxruntime", "openvino", "nncf")
 
 
@@ -128,7 +130,7 @@ def report(results: dict[str, dict[str, Spread]], threads: int) -> dict[str, Any
     """What was measured, where and with what, as JSON data; seconds."""
     return {
         "machine": {"cpu": _cpu_name(), "threads": threads, "system": platform.system()},
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": {package: version(package) for package in PACKAGES if find_spec(_MODULES.get(package, package))},
         "networks": {
             network: {"seconds": {name: asdict(spread) for name, spread in times.items()}, "ratios": ratios(times)}
             for network, times in results.items()
