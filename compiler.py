@@ -24,6 +24,7 @@ from .backends.lower import Lowered, lower
 from .backends.target import Target
 from .budget import AccuracyBudget, Measurement, measure
 from .calibration import calibrators
+from .calibration.bias_correction import estimate_corrections
 from .calibration.calibrators import Calibrator
 from .calibration.evaluator import Evaluator
 from .calibration.sensitivity import Sensitivities, estimate_sensitivities, output_scales
@@ -47,6 +48,8 @@ from .timing import interleave
 LATENCY_SECONDS = 1.0
 # Samples of the calibration part that gradients are taken of.
 SENSITIVITY_SAMPLES = 64
+# Samples that the bias correction is measured on.
+CORRECTION_SAMPLES = 16
 # Of these for a forced precision, where gradients only choose storages.
 FORCED_SAMPLES = 8
 # Multiply-adds of a call below which the reference evaluator runs on one thread.
@@ -168,6 +171,7 @@ class _Job:
     imported: ImportedModel = field(init=False)
     network: Network = field(init=False)
     measured_costs: bool = False
+    corrections: dict[str, tuple[float, ...]] = field(default_factory=dict)
     evaluator: Evaluator = field(init=False)
     statistics: Statistics = field(init=False)
 
@@ -261,7 +265,15 @@ class _Job:
         for done, sample in enumerate(samples, 1):
             self.evaluator.visit(sample.inputs, self.statistics.observe)
             self.progress("calibrate values", done, len(samples))
-        return calibrators.calibrate(self.network.groups, self.statistics, self.calibrator)
+        qparams = calibrators.calibrate(self.network.groups, self.statistics, self.calibrator)
+        self.corrections = estimate_corrections(
+            self.evaluator,
+            [s.inputs for s in samples[:CORRECTION_SAMPLES]],
+            qparams,
+            per_channel=self.per_channel,
+            progress=lambda done, total: self.progress("correct biases", done, total),
+        )
+        return qparams
 
     def search(
         self, budget: AccuracyBudget, parts: Split, qparams: dict[str, QParams], reference: _Built
@@ -341,11 +353,19 @@ class _Job:
     def _finish(self, decision: Decision) -> Decision:
         """Nominal costs, which are those of forced plans, are no measurements."""
         cost = decision.cost_us if self.forced is None and self.measured_costs else None
-        return replace(decision, per_channel=self.per_channel, cost_us=cost)
+        correction = self.corrections.get(decision.op, ()) if decision.precision is Precision.INT8 else ()
+        return replace(decision, per_channel=self.per_channel, cost_us=cost, correction=correction)
 
     def kernel(self, request: KernelRequest) -> Kernel:
         """The kernel of a request; kept, so that plans that agree on a group share it."""
-        key = (request.group.name, request.precision, request.inputs, request.outputs, request.per_channel)
+        key = (
+            request.group.name,
+            request.precision,
+            request.inputs,
+            request.outputs,
+            request.per_channel,
+            request.correction,
+        )
         if key not in self.kernels:
             self.kernels[key] = emit(request, self.target.capabilities, self.target.threads)
         return self.kernels[key]

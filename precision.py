@@ -119,6 +119,7 @@ class Decision:
     reason : one sentence.
     stores : the materialisations of the tensor it computes that its own kernel writes; at least one.
     per_channel : whether INT8 weights have a scale per output channel (the default) or one for the tensor.
+    correction : what an INT8 group adds to each output channel before its epilogue (bias correction); empty: nothing.
     macs : multiply-adds per call.
     cost_us : microseconds per call, measured; None where nothing was measured.
     error : the predicted share of the output's noise that the decision causes; None where not predicted.
@@ -130,6 +131,7 @@ class Decision:
     reason: str
     stores: tuple[Storage, ...] = (FLOAT32,)
     per_channel: bool = True
+    correction: tuple[float, ...] = ()
     macs: int = 0
     cost_us: float | None = None
     error: float | None = None
@@ -160,7 +162,7 @@ class PrecisionPlan:
     def key(self) -> tuple[object, ...]:
         """What determines the emitted program: two plans with equal keys differ in reasons and figures at most."""
         return (
-            tuple((d.op, d.precision, d.stores, d.per_channel) for d in self.decisions),
+            tuple((d.op, d.precision, d.stores, d.per_channel, d.correction) for d in self.decisions),
             tuple(sorted((tensor, storages) for tensor, storages in self.casts.items() if storages)),
             self.module_hash,
         )
@@ -192,7 +194,12 @@ class PrecisionPlan:
             raw = json.loads(text)
             decisions = tuple(
                 Decision(
-                    **{**d, "precision": Precision(d["precision"]), "stores": tuple(_storage(s) for s in d["stores"])}
+                    **{
+                        **d,
+                        "precision": Precision(d["precision"]),
+                        "stores": tuple(_storage(s) for s in d["stores"]),
+                        "correction": tuple(d["correction"]),
+                    }
                 )
                 for d in raw["decisions"]
             )

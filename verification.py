@@ -43,7 +43,16 @@ def kernel_agreement(
             for n, s in zip(request.group.inputs, request.inputs, strict=True)
         ]
         written = _run(module[name], request, kernel, read)
-        found.append(group_agreement(request.group, request.precision, read, written, per_channel=request.per_channel))
+        found.append(
+            group_agreement(
+                request.group,
+                request.precision,
+                read,
+                written,
+                per_channel=request.per_channel,
+                correction=request.correction,
+            )
+        )
     return found
 
 

@@ -65,7 +65,9 @@ def request_for(group: Group, plan: PrecisionPlan, stored: Callable[[str], tuple
         return decision.stores[0] if moved else None
 
     inputs = tuple(readable(stored(name), required(i)) for i, name in enumerate(group.inputs))
-    return KernelRequest(group, decision.precision, inputs, decision.stores, decision.per_channel)
+    return KernelRequest(
+        group, decision.precision, inputs, decision.stores, decision.per_channel, decision.correction
+    )
 
 
 def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], tuple[Storage, ...]]:

@@ -47,14 +47,15 @@ class Agreement:
 
 @torch.no_grad()
 def group_agreement(group: Group | GroupProgram, request_precision: Precision, stored_inputs: Sequence[Stored],
-                    kernel_outputs: Sequence[Stored], *, per_channel: bool = True) -> Agreement:
+                    kernel_outputs: Sequence[Stored], *, per_channel: bool = True,
+                    correction: Sequence[float] = ()) -> Agreement:
     """Compare one run of a group's kernel with the evaluator.
 
     stored_inputs : what the kernel read, one per parameter; kernel_outputs : what it wrote, one per materialisation (of
     a group that computes a tuple: one per element). VerificationError where shapes differ.
     """
     program = group if isinstance(group, GroupProgram) else GroupProgram(group)
-    values, done = program.start(stored_inputs, request_precision, per_channel=per_channel)
+    values, done = program.start(stored_inputs, request_precision, per_channel=per_channel, correction=correction)
     expected = program.finish(dict(values), done)
     several = isinstance(expected, tuple)
     expected = expected if isinstance(expected, tuple) else (expected,) * len(kernel_outputs)

@@ -178,7 +178,8 @@ class _Run:
             return
         precision = decision.precision if decision is not None else Precision.FP32
         inputs = [self._read(name, self._required(group, i, precision)) for i, name in enumerate(group.inputs)]
-        value = program.compute(inputs, precision, per_channel=decision is None or decision.per_channel)
+        value = program.compute(inputs, precision, per_channel=decision is None or decision.per_channel,
+                                correction=decision.correction if decision is not None else ())
         if isinstance(value, tuple):
             self.tuples[group.name] = value
             return

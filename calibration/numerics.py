@@ -75,6 +75,11 @@ def weight_channel_axis(call: relax.Call) -> int:
     return -1 if op_name(call) == "relax.matmul" else str(call.attrs.kernel_layout).index("O")
 
 
+def channel_axis(call: relax.Call, rank: int) -> int:
+    """The axis of the output channels of the result of a convolution or a matmul."""
+    return rank - 1 if op_name(call) == "relax.matmul" else str(call.attrs.out_layout).index("C")
+
+
 def rounded_weights(weights: torch.Tensor, call: relax.Call, precision: Precision, *,
                     per_channel: bool) -> torch.Tensor:
     """The float32 values that a weight stands for when the anchor ``call`` computes in ``precision``."""
@@ -116,12 +121,27 @@ class GroupProgram:
         call = self.group.anchor.value if self.group.kind in ("conv", "depthwise", "matmul") else None
         return call.args[1] if call is not None else None
 
-    def compute(self, inputs: Sequence[Stored], precision: Precision, *, per_channel: bool = True) -> Value:
+    def compute(self, inputs: Sequence[Stored], precision: Precision, *, per_channel: bool = True,
+                correction: Sequence[float] = ()) -> Value:
         """The group's value (float32, or of an opaque group's own types) before it is converted to its storages."""
-        return self.finish(*self.start(inputs, precision, per_channel=per_channel))
+        return self.finish(*self.start(inputs, precision, per_channel=per_channel, correction=correction))
+
+    def anchor_error(self, exact: Sequence[Stored], stored: Sequence[Stored], precision: Precision, *,
+                     per_channel: bool = True) -> torch.Tensor:
+        """The mean over everything but the output channel of what the anchor's value in ``precision``, on ``stored``
+        inputs, lacks to its FP32 value on ``exact`` ones; [channels]."""
+        values, done = self.start(stored, precision, per_channel=per_channel)
+        wanted, _ = self.start(exact, Precision.FP32)
+        for binding in self.bindings[1:done]:
+            wanted[binding.var] = self._evaluate(binding, wanted)
+        last = self.bindings[done - 1].var
+        found, expected = values[last], wanted[last]
+        assert isinstance(found, torch.Tensor) and isinstance(expected, torch.Tensor)
+        axis = channel_axis(self.bindings[0].value, found.dim())
+        return (expected - found).movedim(axis, -1).flatten(0, -2).mean(dim=0)
 
     def start(self, inputs: Sequence[Stored], precision: Precision, *,
-              per_channel: bool = True) -> tuple[dict[relax.Var, Value], int]:
+              per_channel: bool = True, correction: Sequence[float] = ()) -> tuple[dict[relax.Var, Value], int]:
         """Evaluate the anchor only: the values so far, and how many bindings they cover; the last of these is the
         anchor's float32 value, with the bias where that is merged."""
         operands = dict(zip(self.params, inputs, strict=True))
@@ -132,7 +152,7 @@ class GroupProgram:
             return values, 1
         if first.var.name != self.group.name:
             raise VerificationError("a group with a prologue has no low precision", layer=self.group.name)
-        y, done = _Anchor(self, operands, precision, per_channel).compute()
+        y, done = _Anchor(self, operands, precision, per_channel, correction).compute()
         values[self.bindings[done - 1].var] = y
         return values, done
 
@@ -169,6 +189,7 @@ class _Anchor:
     operands: dict[relax.Var, Stored]
     precision: Precision
     per_channel: bool
+    correction: Sequence[float]
 
     @property
     def call(self) -> relax.Call:
@@ -232,12 +253,14 @@ class _Anchor:
         bias = self._bias(len(sums))
         if bias is not None:
             offset = offset + bias.double()
+        if len(self.correction):
+            offset = offset + torch.tensor(self.correction, dtype=torch.float64)
         accumulators = centred + self._along_channels(qparams.zero_point * sums, centred.dim())
         y = accumulators.float() * self._along_channels(factor.float().expand(len(sums)), centred.dim())
         return y + self._along_channels(offset.float(), centred.dim()), 1 if bias is None else 2
 
     def _along_channels(self, values: torch.Tensor, rank: int) -> torch.Tensor:
-        axis = rank - 1 if op_name(self.call) == "relax.matmul" else str(self.call.attrs.out_layout).index("C")
+        axis = channel_axis(self.call, rank)
         return values.reshape([-1 if a == axis else 1 for a in range(rank)])
 
     def _bias(self, channels: int) -> torch.Tensor | None:

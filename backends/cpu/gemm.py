@@ -83,7 +83,7 @@ def prepare(request: KernelRequest, capabilities: Capabilities,
     quantized, scales = quantize_weights(by_channel, per_channel=request.per_channel)
     data = request.inputs[input_index(request, request.group.anchor.value.args[0])].qparams
     assert data is not None, "lowering gives INT8 groups u8 data"
-    scale, offset = scale_and_offset(quantized, scales, data, epilogue.bias)
+    scale, offset = scale_and_offset(quantized, scales, data, epilogue.bias, request.correction)
     operand = quantized.reshape(taps, depth, groups, columns).transpose(2, 0, 1, 3)
     return epilogue, (scale, offset), operand
 

@@ -33,6 +33,7 @@ class KernelRequest:
     inputs : the storage of every parameter of the group's function, in order.
     outputs : every materialisation of the tensor that the group computes; at least one, no two equal.
     per_channel : whether INT8 weights have one scale per output channel.
+    correction : what INT8 adds to each output channel before the epilogue; empty: nothing.
     """
 
     group: Group
@@ -40,6 +41,7 @@ class KernelRequest:
     inputs: tuple[Storage, ...]
     outputs: tuple[Storage, ...]
     per_channel: bool = True
+    correction: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.group.function.params):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...precision import Precision, QParams
@@ -30,10 +32,12 @@ def to_bfloat16(array: np.ndarray) -> np.ndarray:
 
 
 def scale_and_offset(quantized: np.ndarray, scales: np.ndarray, data: QParams,
-                     bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+                     bias: np.ndarray | None,
+                     correction: Sequence[float] = ()) -> tuple[np.ndarray, np.ndarray]:
     """What turns an s32 accumulator into the float32 result: ``acc * scale[c] + offset[c]``.
 
-    quantized : int8 [..., channels]; scales : float32 [channels]; bias : float32 [channels] that is added first.
+    quantized : int8 [..., channels]; scales : float32 [channels]; bias : float32 [channels] that is added first;
+    correction : [channels] that is added as well, or nothing.
     Computed in float64 and rounded once.
     """
     scale = np.float64(data.scale) * scales.astype(np.float64)
@@ -41,6 +45,8 @@ def scale_and_offset(quantized: np.ndarray, scales: np.ndarray, data: QParams,
     offset = -scale * data.zero_point * sums
     if bias is not None:
         offset = offset + bias.astype(np.float64)
+    if len(correction):
+        offset = offset + np.asarray(correction, np.float64)
     return scale.astype(np.float32), offset.astype(np.float32)
 
 
