@@ -32,11 +32,11 @@ from .calibration.statistics import Statistics
 from .decisions import build_plan
 from .errors import BudgetError, DataError, PlanError, TargetError
 from .frontends import ImportedModel, import_model
-from .ir import groups_of
+from .ir import TensorSpec, groups_of
 from .passes import run_pipeline
 from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of
 from .precision import Decision, Precision, PrecisionPlan, QParams
-from .program import Program, TensorSpec, random_inputs
+from .program import Program, random_inputs
 from .progress import Listener, silent
 from .report import Report
 from .samples import Samples, Split, example_of, reusable, split
@@ -433,7 +433,7 @@ class _Job:
         plan = replace(plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in plan.decisions))
         share = shares(plan)
         main = self.network.mod["main"]
-        inputs = [TensorSpec(s.name, tuple(s.shape), s.dtype) for s in self.imported.inputs]
+        inputs = self.imported.inputs
         outputs = [
             TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
             for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)

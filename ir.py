@@ -213,6 +213,15 @@ def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
 
 
 @dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a network: its name, its static shape and its element type ("float32", "int64" …)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Group:
     """A fusion group: the unit of decision, of cost, of code and of the report.
 

@@ -25,20 +25,12 @@ from .backends.executable import Executable, build_executable
 from .backends.target import Target
 from .container import read_container, write_container
 from .errors import ProgramError
+from .ir import TensorSpec
 from .precision import Precision, PrecisionPlan
 from .report import Report
 from .stages import Stage, stages_from_json, stages_to_json
 
 SOURCES = ("relax", "tir", "llvm", "asm")
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, shape and element type of an input or output."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 
 from .errors import DataError
+from .ir import TensorSpec
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 # Data that is held in memory; more than this is refused, so that an endless iterable does not take the machine down.
@@ -23,17 +24,6 @@ SELECTION_SAMPLES = 512
 _HOW_TO_PASS = (
     "pass data=: a DataLoader or another iterable of (inputs, labels) batches, a tuple of arrays (x, y), or a list of "
     "samples; real inputs of the model, because ranges and accuracy are measured on them")
-
-
-class InputSpec(Protocol):
-    """What ``Samples`` needs to know of an input of the program (``frontends.InputSpec`` is one)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,7 @@ class Samples(Sequence[Sample]):
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, data: Any, inputs: Sequence[InputSpec]) -> Samples:
+    def of(cls, data: Any, inputs: Sequence[TensorSpec]) -> Samples:
         """Read ``data`` to its end and make it fit ``inputs``.
 
         ``data`` is one of
@@ -251,7 +241,7 @@ def _take_apart(item: Any, count: int, where: str) -> _Batch:
 class _Reader:
     """Collects batches and cuts them into samples."""
 
-    def __init__(self, specs: tuple[InputSpec, ...]) -> None:
+    def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
         self._specs = specs
         self._items: list[Sample] = []
         self._rest: Sample | None = None
@@ -360,7 +350,7 @@ class _Reader:
                             found=f"more than {MAX_BYTES >> 30} GiB", hint="pass a part: some thousand samples do")
 
 
-def _check_shape(array: np.ndarray, spec: InputSpec, where: str) -> None:
+def _check_shape(array: np.ndarray, spec: TensorSpec, where: str) -> None:
     shape = tuple(spec.shape)
     details: dict[str, Any] = {
         "found": array.shape, "expected": f"{shape}, or any leading dim in place of {shape[0]}" if shape else shape,
@@ -380,7 +370,7 @@ def _finite(array: np.ndarray, what: str) -> np.ndarray:
     return array
 
 
-def fit_dtype(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
+def fit_dtype(array: np.ndarray, spec: TensorSpec, where: str) -> np.ndarray:
     """``array`` in the element type of ``spec``; DataError where the kinds differ or a value does not fit or is not
     finite."""
     what = f"input {spec.name!r} of {where}"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImportModelError
-from .model import ImportedModel, InputSpec
+from .model import ImportedModel
 
-__all__ = ["ImportedModel", "InputSpec", "import_model"]
+__all__ = ["ImportedModel", "import_model"]
 
 _ACCEPTED = "a torch.nn.Module, a torch.export.ExportedProgram, an onnx.ModelProto or the path of an .onnx file"
 

@@ -7,14 +7,7 @@ from typing import Literal
 
 import tvm
 
-
-@dataclass(frozen=True)
-class InputSpec:
-    """One input of the model: its name, its static shape and its element type ("float32", "int64", "bool" …)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+from ..ir import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +21,6 @@ class ImportedModel:
     """
 
     mod: tvm.IRModule
-    inputs: tuple[InputSpec, ...]
+    inputs: tuple[TensorSpec, ...]
     outputs: tuple[str, ...]
     source: Literal["pytorch", "onnx"]

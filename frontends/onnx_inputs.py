@@ -9,14 +9,14 @@ import onnx
 from onnx import helper
 
 from ..errors import ImportModelError, UnsupportedOperatorError
-from .model import InputSpec
+from ..ir import TensorSpec
 from .onnx_ops import normal_dtype
 
 # Names that exporters give to all extents they do not know, equal or not.
 _ANONYMOUS = ("", "?")
 
 
-def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None) -> tuple[InputSpec, ...]:
+def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None) -> tuple[TensorSpec, ...]:
     """The inputs of ``graph`` that are not weights; symbolic dimensions take the examples' extents.
 
     Raises ImportModelError: the examples are too many or too few, differ from the model in rank, extent or element
@@ -41,7 +41,7 @@ def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None) -
     return tuple(result)
 
 
-def _bind(value: onnx.ValueInfoProto, array: np.ndarray | None, symbols: dict[str, int]) -> InputSpec:
+def _bind(value: onnx.ValueInfoProto, array: np.ndarray | None, symbols: dict[str, int]) -> TensorSpec:
     kind = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type":
         raise UnsupportedOperatorError("an input that is not a tensor is not supported", layer=value.name)
@@ -58,14 +58,14 @@ def _bind(value: onnx.ValueInfoProto, array: np.ndarray | None, symbols: dict[st
     if not kind.HasField("shape"):
         if array is None:
             raise ImportModelError("an input has no shape in the model", layer=value.name, hint="pass example_inputs")
-        return InputSpec(value.name, array.shape, dtype)
+        return TensorSpec(value.name, array.shape, dtype)
     dims = list(kind.shape.dim)
     if array is not None and array.ndim != len(dims):
         raise ImportModelError("an example input has another rank", layer=value.name, found=array.shape,
                                expected=f"{len(dims)} dimensions")
     shape = tuple(_extent(value.name, i, d, None if array is None else array.shape[i], symbols)
                   for i, d in enumerate(dims))
-    return InputSpec(value.name, shape, dtype)
+    return TensorSpec(value.name, shape, dtype)
 
 
 def _extent(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension, given: int | None,

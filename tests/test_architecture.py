@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {*LANGUAGE, "operators", "_environment"},
     "metrics": {"errors"},
     "budget": {"errors", "metrics"},
-    "samples": {"errors"},
+    "samples": {"errors", "ir"},
     "progress": set(),
     "timing": set(),
     "container": {"errors"},

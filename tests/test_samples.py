@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from narrowcast.errors import DataError
-from narrowcast.frontends.model import InputSpec
+from narrowcast.ir import TensorSpec
 from narrowcast.samples import Samples, split
 
-ONE = (InputSpec("x", (1, 3), "float32"),)
-TWO = (InputSpec("ids", (2, 4), "int64"), InputSpec("mask", (2, 4), "float32"))
+ONE = (TensorSpec("x", (1, 3), "float32"),)
+TWO = (TensorSpec("ids", (2, 4), "int64"), TensorSpec("mask", (2, 4), "float32"))
 X = np.arange(30, dtype=np.float32).reshape(10, 3)
 Y = np.arange(10)
 
@@ -52,7 +52,7 @@ def test_unlabelled(data):
 
 def test_batches_are_cut_and_joined_into_the_programs_batch():
     x, y = np.arange(21, dtype=np.float32).reshape(7, 3), np.arange(7)
-    samples = Samples.of([(x[:3], y[:3]), (x[3:], y[3:])], (InputSpec("x", (2, 3), "float32"),))
+    samples = Samples.of([(x[:3], y[:3]), (x[3:], y[3:])], (TensorSpec("x", (2, 3), "float32"),))
     assert len(samples) == 3
     np.testing.assert_array_equal(rows(samples), x[:6])
     np.testing.assert_array_equal(np.concatenate(samples.labels), y[:6])
@@ -71,7 +71,7 @@ def test_several_inputs_by_position_and_by_name():
 
 
 def test_labels_of_a_whole_sequence_stay_with_their_sample():
-    specs = (InputSpec("audio", (1, 8), "float32"),)
+    specs = (TensorSpec("audio", (1, 8), "float32"),)
     data = [(np.ones((1, 8), np.float32), np.array([0, 1, 1])) for _ in range(4)]
     assert [s.label.shape for s in Samples.of(data, specs)] == [(3,)] * 4
 
@@ -108,11 +108,12 @@ BAD = {
     "uneven inputs": ((np.ones((4, 4), int), np.ones((6, 4))), TWO, "different numbers of rows"),
     "labels sometimes": ([(X, Y), X], ONE, "has no labels, but those"),
     "label shapes": ([(X[:1].repeat(3, 0), np.ones((3, 1))), (X[:3], np.ones((3, 2)))],
-                     (InputSpec("x", (2, 3), "float32"),), "another shape than those before"),
+                     (TensorSpec("x", (2, 3), "float32"),), "another shape than those before"),
     "raises": (failing(), ONE, "reading the data failed"),
     "ragged": ([[[1.0, 2.0], [3.0]]], ONE, "wrong"),
-    "too small": (X[:1], (InputSpec("x", (4, 3), "float32"),), "does not fill one call"),
-    "integer range": ((np.full((2, 4), 300), np.ones((2, 4))), (InputSpec("i", (2, 4), "uint8"), TWO[1]), "do not fit"),
+    "too small": (X[:1], (TensorSpec("x", (4, 3), "float32"),), "does not fill one call"),
+    "integer range": ((np.full((2, 4), 300), np.ones((2, 4))), (TensorSpec("i", (2, 4), "uint8"), TWO[1]),
+                      "do not fit"),
     "empty tuple": ([()], ONE, "cannot be taken apart"),
 }
 

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from ...errors import CompileError, ImportModelError, UnsupportedOperatorError
-from ...ir import GraphBuilder, constant, with_main, without_dead_code
-from ..model import ImportedModel, InputSpec
+from ...ir import GraphBuilder, TensorSpec, constant, with_main, without_dead_code
+from ..model import ImportedModel
 from .context import UNAVAILABLE, Context, Value, is_variable, relax_dtype, shape, to_numpy
 from .graph import IGNORED, SHAPE_QUERIES, dependent_nodes, handler_of, packet_name
 from .names import LayerNames
@@ -68,7 +68,7 @@ class Translator:
         self._raise_problems()
         variables, names = self._outputs()
         main = without_dead_code(self._builder.finish(variables))
-        inputs = tuple(InputSpec(v.name, shape(v), str(v.ty.dtype)) for v in parameters)
+        inputs = tuple(TensorSpec(v.name, shape(v), str(v.ty.dtype)) for v in parameters)
         return ImportedModel(with_main(tvm.IRModule({}), main), inputs, names, "pytorch")
 
     def _bind_inputs(self) -> list[relax.Var]:

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
-from narrowcast.frontends.model import ImportedModel, InputSpec
+from narrowcast.frontends.model import ImportedModel
 from narrowcast.frontends.onnx import import_onnx
 from narrowcast.frontends.pytorch import import_pytorch
-from narrowcast.ir import Constant, op_bindings
+from narrowcast.ir import Constant, TensorSpec, op_bindings
 from narrowcast.operators.reference import run
 from narrowcast.passes.verify import VerifyNormalForm
 
@@ -166,7 +166,7 @@ def test_dynamic_batch_is_bound_and_shape_arithmetic_disappears() -> None:
     model = model_of(nodes, {"x": ["batch", 2, 3]}, ["y"], {"zero": np.asarray(0), "axis": np.asarray([0]),
                                                             "rest": np.asarray([6])})
     imported = assert_same(model, [np.arange(24, dtype=np.float32).reshape(4, 2, 3)], terms=1)
-    assert imported.inputs == (InputSpec("x", (4, 2, 3), "float32"),)
+    assert imported.inputs == (TensorSpec("x", (4, 2, 3), "float32"),)
     assert operations(imported) == ["relax.reshape", "relax.add"]
     addend = op_bindings(imported.mod["main"])[1].value.args[1]
     assert isinstance(addend, Constant)  # Constants come second.

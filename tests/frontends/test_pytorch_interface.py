@@ -14,8 +14,8 @@ from torch import nn
 from torch.export import Dim
 
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
-from narrowcast.frontends import ImportedModel, InputSpec, import_model
-from narrowcast.ir import bindings_of, constant_value, op_bindings, shape_of
+from narrowcast.frontends import ImportedModel, import_model
+from narrowcast.ir import TensorSpec, bindings_of, constant_value, op_bindings, shape_of
 from narrowcast.operators import reference
 
 Same = Callable[..., ImportedModel]
@@ -34,8 +34,8 @@ class TwoInputs(nn.Module):
 def test_inputs_by_keyword_and_as_arrays() -> None:
     x, mask = np.ones((2, 3), np.float32), np.zeros((2, 4), bool)
     imported = import_model(TwoInputs(), {"mask": mask, "x": x})
-    assert set(imported.inputs) == {InputSpec("x", (2, 3), "float32"), InputSpec("mask", (2, 4), "bool")}
-    assert import_model(TwoInputs(), x).inputs == (InputSpec("x", (2, 3), "float32"),)
+    assert set(imported.inputs) == {TensorSpec("x", (2, 3), "float32"), TensorSpec("mask", (2, 4), "bool")}
+    assert import_model(TwoInputs(), x).inputs == (TensorSpec("x", (2, 3), "float32"),)
 
 
 def test_constants_among_the_inputs_are_fixed() -> None:
@@ -86,7 +86,7 @@ def test_an_output_of_none_is_left_out() -> None:
 def test_weights_of_other_types_become_float32(dtype: torch.dtype) -> None:
     model = nn.Linear(3, 4).to(dtype).eval()
     imported = import_model(model, torch.ones(2, 3, dtype=dtype))
-    assert imported.inputs == (InputSpec("input", (2, 3), "float32"),)
+    assert imported.inputs == (TensorSpec("input", (2, 3), "float32"),)
     weight = constant_value(op_bindings(imported.mod["main"])[0].value.args[1])
     np.testing.assert_array_equal(weight, model.weight.detach().float().numpy().T)
     found = reference.run(imported.mod, [torch.ones(2, 3)])[0]
@@ -137,7 +137,7 @@ def test_dynamic_dimensions_are_bound_to_the_example_inputs() -> None:
     for size in ((3, 5, 4), (2, 7, 4)):
         x = torch.randn(size)
         imported = import_model(program, x)
-        assert imported.inputs == (InputSpec("x", size, "float32"),)
+        assert imported.inputs == (TensorSpec("x", size, "float32"),)
         torch.testing.assert_close(reference.run(imported.mod, [x])[0], program.module()(x).detach())
     assert import_model(program).inputs[0].shape == (3, 5, 4)
 
