@@ -241,7 +241,6 @@ class _Job:
             measured,
             budget=budget,
             rounds=search.rounds,
-            reference=reference,
             candidate=found,
             notes=(*samples.notes, *search.notes),
         )
@@ -396,7 +395,6 @@ class _Job:
         *,
         budget: AccuracyBudget | None = None,
         rounds: int = 0,
-        reference: _Built | None = None,
         candidate: Candidate | None = None,
         notes: tuple[str, ...] = (),
     ) -> Report:

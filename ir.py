@@ -77,12 +77,6 @@ def outputs_of(func: relax.Function) -> list[relax.Var]:
     return list(result.fields) if isinstance(result, relax.Tuple) else [result]
 
 
-def result_types(func: relax.Function) -> list[relax.TensorType]:
-    """The types of the tensors a function returns, in order; unlike ``outputs_of`` also those of an op that computes
-    a tuple (split, topk, lstm), which is one variable."""
-    return list(func.ret_ty.fields) if isinstance(func.ret_ty, relax.TupleType) else [func.ret_ty]
-
-
 class GraphBuilder:
     """Builds a function in normal form; unlike ``relax.BlockBuilder`` it keeps the names it is given.
 
