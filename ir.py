@@ -7,27 +7,34 @@ The *normal form* (verified by ``passes.VerifyNormalForm``) is an IRModule with 
   shapes and attributes, never nested calls), then the outputs: one tensor or a tuple of tensors;
 * every binding's variable name is unique and is *the op's name*: the name of the layer in the user's model, with
   ``.N`` appended for the second and later op of one layer. Decisions, reasons and reports refer to it;
-* weights are constants, floating point tensors are float32, the form is that of inference.
+* weights are constants, floating point tensors are float32, the form is that of inference;
+* a dim is a number, or an int64 expression over *symbols*: variables named after the user's dims ("batch"), each the
+  plain dim of a parameter, or of the one binding whose result's extent only running tells.
 
 The *grouped form* (``passes.FuseGroups``) has a private function per fusion group; ``main`` calls them. The
-binding's name in ``main`` is the name of the group's anchor, and of the tensor that the group computes.
+binding's name in ``main`` is the name of the group's anchor, and of the tensor that the group computes. A group that
+uses symbols takes them as one shape after its tensors; they have the names they have in ``main``.
 
 Relax's own mutators rename variables; everything here keeps names. No pass writes into the caller's module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.sym import Analyzer
 
 from .errors import VerificationError
 
 Expr: TypeAlias = tvm.ir.Expr
+# An extent: a number, or an int64 expression over symbols.
+Dim: TypeAlias = "int | tvm.ir.Expr"
 Constant = tvm.ir.GenericConst
 
 
@@ -56,6 +63,111 @@ def shape_of(expr: Expr) -> tuple[int, ...]:
     if dims is None or not all(isinstance(d, tvm.tirx.IntImm) for d in dims):
         raise VerificationError("a static shape was required", found=str(expr.ty))
     return tuple(int(d) for d in dims)
+
+
+def dims_of(expr: Expr) -> tuple[Dim, ...]:
+    """The shape of a tensor expression: numbers, and expressions where a dim is symbolic. VerificationError where even
+    the rank is unknown."""
+    dims = expr.ty.shape
+    if dims is None:
+        raise VerificationError("a tensor of known rank was required", found=str(expr.ty))
+    return tuple(as_dim(d) for d in dims)
+
+
+def as_dim(value: Dim) -> Dim:
+    """An extent as a plain number where it is one."""
+    return int(value) if isinstance(value, (int, np.integer, tirx.IntImm)) else value
+
+
+def simplified(value: Dim) -> Dim:
+    """An extent in its simplest form."""
+    return as_dim(value) if isinstance(as_dim(value), int) else as_dim(Analyzer().simplify(value))
+
+
+def is_static(expr: Expr) -> bool:
+    """Whether every dim of a tensor expression is a number."""
+    return expr.ty.shape is not None and all(isinstance(d, int) for d in dims_of(expr))
+
+
+def equal_dims(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
+    """Whether two shapes are provably equal."""
+    left, right = tuple(a), tuple(b)
+    return len(left) == len(right) and all(is_equal_dim(x, y) for x, y in zip(left, right, strict=True))
+
+
+def is_equal_dim(a: Dim, b: Dim) -> bool:
+    """Whether two extents are provably equal."""
+    a, b = as_dim(a), as_dim(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(Analyzer().can_prove_equal(a, b))
+
+
+def product_of(dims: Iterable[Dim]) -> Dim:
+    """The number of elements of a shape."""
+    total: Dim = 1
+    for dim in dims:
+        total = total * as_dim(dim)
+    return simplified(total)
+
+
+def symbols_in(value: Dim) -> list[tirx.Var]:
+    """The symbols of an extent, in order."""
+    if isinstance(value, int):
+        return []
+    return list(tirx.analysis.undefined_vars(value))
+
+
+def symbols_of(func: relax.Function) -> list[tirx.Var]:
+    """The symbols of a function's parameters, in order."""
+    return list(dict.fromkeys(s for p in func.params for d in _dims_in(p.ty) for s in symbols_in(d)))
+
+
+def with_extents(value: Dim, extents: Mapping[str, int]) -> Dim:
+    """``value`` with the symbols named in ``extents`` replaced by numbers."""
+    analyzer = Analyzer()
+    for symbol in symbols_in(value):
+        if symbol.name in extents:
+            analyzer.bind(symbol, tirx.IntImm("int64", extents[symbol.name]))
+    return value if isinstance(value, int) else as_dim(analyzer.simplify(value))
+
+
+def evaluate_dim(value: Dim, extents: Mapping[str, int]) -> int:
+    """The number that an extent is, given the symbols' extents by name. VerificationError where one is not given."""
+    value = as_dim(value)
+    if isinstance(value, int):
+        return value
+    symbols = symbols_in(value)
+    missing = [s.name for s in symbols if s.name not in extents]
+    if missing:
+        raise VerificationError("the extent of a symbol is not known", found=missing, expected=sorted(extents))
+    result = with_extents(value, extents)
+    if not isinstance(result, int):
+        raise VerificationError("the extent cannot be computed", found=str(result))
+    return result
+
+
+def match_dims(dims: Sequence[Dim], shape: Sequence[int], extents: dict[str, int]) -> int | None:
+    """The first axis on which an actual shape does not fit; None where all do. Symbols that stand alone and are new get
+    their extent in ``extents``. The ranks are equal."""
+    for dim, actual in zip(dims, shape, strict=True):
+        if isinstance(dim, tirx.Var):
+            extents.setdefault(dim.name, actual)
+    for axis, (dim, actual) in enumerate(zip(dims, shape, strict=True)):
+        if evaluate_dim(dim, extents) != actual:
+            return axis
+    return None
+
+
+def _dims_in(ty: Expr) -> Iterator[Dim]:
+    """All extents inside a type."""
+    if isinstance(ty, relax.TupleType):
+        for field in ty.fields:
+            yield from _dims_in(field)
+    elif isinstance(ty, relax.ShapeType):
+        yield from (as_dim(v) for v in ty.values or ())
+    elif isinstance(ty, relax.TensorType) and ty.shape is not None:
+        yield from (as_dim(d) for d in ty.shape)
 
 
 def dtype_of(expr: Expr) -> str:
@@ -117,6 +229,8 @@ class GraphBuilder:
         func = relax.Function(self.inputs, body, ret_ty=result.ty)
         return func.with_attrs(dict(attrs)) if attrs else func
 
+
+_INT64 = re.compile(r"T\.int64\((-?\d+)\)")
 
 Rewrite = Callable[[GraphBuilder, relax.VarBinding, Expr], Expr]
 
@@ -199,6 +313,64 @@ def without_dead_code(func: relax.Function) -> relax.Function:
     return rewrite(func, lambda builder, binding, value: value if binding.var in live else binding.var)
 
 
+def bind_dims(mod: tvm.IRModule, extents: Mapping[str, int]) -> tvm.IRModule:
+    """A new module that is ``mod``, in normal or grouped form, with the symbols named in ``extents`` replaced by
+    numbers."""
+    if not extents:
+        return mod
+    symbols: dict[tvm.ir.GlobalVar, tvm.ir.GlobalVar] = {}
+    functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
+    for gv, func in mod.functions.items():
+        if gv.name_hint != "main":
+            symbols[gv] = tvm.ir.GlobalVar(gv.name_hint)
+            functions[symbols[gv]] = _bound(func, extents, {})
+            relax.expr._update_type(symbols[gv], functions[symbols[gv]].ty)
+    return with_main(tvm.IRModule(functions, attrs=mod.attrs), _bound(mod["main"], extents, symbols))
+
+
+def _bound(func: relax.Function, extents: Mapping[str, int],
+           functions: Mapping[tvm.ir.GlobalVar, tvm.ir.GlobalVar]) -> relax.Function:
+    known: dict[Expr, Expr] = {}
+
+    def shape(values: Iterable[Dim]) -> relax.ShapeExpr:
+        return relax.ShapeExpr([with_extents(as_dim(v), extents) for v in values])
+
+    def argument(arg: Expr) -> Expr | None:
+        if isinstance(arg, relax.ShapeExpr):
+            return shape(arg.values)
+        if isinstance(arg, relax.Tuple):
+            return relax.Tuple([argument(f) for f in arg.fields])
+        if isinstance(arg, (relax.Var, Constant)) and not isinstance(arg.ty, tvm.ir.PrimType):
+            return known.get(arg, arg)
+        value = with_extents(as_dim(arg), extents)
+        return tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+    params = []
+    for param in func.params:
+        if isinstance(param.ty, relax.ShapeType):
+            rest = [v for v in param.ty.values if v.name not in extents]
+            params += [relax.Var(param.name, relax.ShapeType(rest))] if rest else []
+            continue
+        known[param] = relax.Var(param.name, relax.TensorType(shape(param.ty.shape), param.ty.dtype))
+        params.append(known[param])
+    builder = GraphBuilder(params)
+    for binding in op_bindings(func):
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            value = relax.TupleGetItem(known[value.tuple_value], value.index)
+        elif isinstance(value, relax.Call):
+            args = [argument(a) for a in value.args]
+            if value.op in functions:
+                symbols = [v for v in (args[-1].values if isinstance(args[-1], relax.ShapeExpr) else ())
+                           if not isinstance(as_dim(v), int)]
+                args = [a for a in args if not isinstance(a, relax.ShapeExpr)]
+                args += [relax.ShapeExpr(symbols)] if symbols else []
+            value = relax.Call(functions.get(value.op, value.op), args, value.attrs, value.ty_args)
+        known[binding.var] = builder.emit(value, binding.var.name)
+    as_tuple = isinstance(func.ret_ty, relax.TupleType)
+    return builder.finish([known[v] for v in outputs_of(func)], as_tuple=as_tuple, attrs=func.attrs)
+
+
 def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
     """A new module that is ``mod`` with ``main`` replaced."""
     functions = {gv: f for gv, f in mod.functions.items() if gv.name_hint != "main"}
@@ -208,11 +380,30 @@ def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of a network: its name, its static shape and its element type ("float32", "int64" …)."""
+    """An input or output of a network.
+
+    shape : extents; where one is symbolic, the symbol's name, or an expression of such (outputs only), as text.
+    dtype : the element type, "float32", "int64" …
+    """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
+
+    @classmethod
+    def of(cls, expr: Expr, name: str) -> TensorSpec:
+        """The description of a tensor expression."""
+        return cls(name, tuple(d if isinstance(d, int) else dim_text(d) for d in dims_of(expr)), dtype_of(expr))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every extent is a number."""
+        return all(isinstance(d, int) for d in self.shape)
+
+
+def dim_text(value: Dim) -> str:
+    """An extent as people write it: ``(width + 7) // 8``."""
+    return _INT64.sub(r"\1", str(value))
 
 
 @dataclass(frozen=True)
@@ -222,13 +413,23 @@ class Group:
     name : the anchor's op name, which is also the name of the tensor the group computes.
     kind : what its anchor is, one of ``GROUP_KINDS``.
     function : the private Relax function; its constants (weights, biases) are inside its body.
-    inputs : names of the tensors it reads, one per parameter of ``function``: other groups or model inputs.
+    inputs : names of the tensors it reads, one for each of ``parameters``: other groups or model inputs.
     """
 
     name: str
     kind: str
     function: relax.Function
     inputs: tuple[str, ...]
+
+    @property
+    def parameters(self) -> list[relax.Var]:
+        """The tensors that the function takes."""
+        return [p for p in self.function.params if not isinstance(p.ty, relax.ShapeType)]
+
+    @property
+    def symbols(self) -> list[tirx.Var]:
+        """The symbols that the function uses, in the order in which it takes them."""
+        return [v for p in self.function.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values]
 
     @property
     def bindings(self) -> list[relax.VarBinding]:
@@ -246,7 +447,7 @@ class Group:
         if self.kind not in COMPUTE_KINDS:
             return ()
         data = self.anchor.value.args[: 3 if self.kind == "attention" else 2]
-        return tuple(i for i, p in enumerate(self.function.params) if any(p.same_as(a) for a in data))
+        return tuple(i for i, p in enumerate(self.parameters) if any(p.same_as(a) for a in data))
 
 
 # Kinds whose anchor multiplies and adds: these are decided between the precisions.
@@ -273,7 +474,7 @@ def groups_of(mod: tvm.IRModule) -> list[Group]:
                 name=binding.var.name,
                 kind=str(function.attrs["group"]),
                 function=function,
-                inputs=tuple(arg.name for arg in call.args),
+                inputs=tuple(arg.name for arg in call.args if isinstance(arg, relax.Var)),
             )
         )
     return groups
