@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-kernels models clean
+.PHONY: demo test lint bench bench-kernels conformance models clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
@@ -22,6 +22,10 @@ bench: $(VENV)/.installed-bench $(VENV)/.installed-models
 
 bench-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.kernels
+
+# ONNX's own tests, next to ONNX Runtime; fails where a case of benchmarks/conformance.txt is lost.
+conformance: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.conformance
 
 # Real networks with their real data: verified budgets (docs/performance.md).
 models: $(VENV)/.installed-models $(VENV)/.installed-test
