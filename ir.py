@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 import tvm
 from tvm import relax, tirx
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, ProofStrength
 
 from .errors import VerificationError
 
@@ -36,6 +36,8 @@ Expr: TypeAlias = tvm.ir.Expr
 # An extent: a number, or an int64 expression over symbols.
 Dim: TypeAlias = "int | tvm.ir.Expr"
 Constant = tvm.ir.GenericConst
+_MAX_EXTENT = 2 ** 31
+_PLAIN = (tirx.Var, tirx.IntImm)
 
 
 def constant(array: np.ndarray) -> Expr:
@@ -80,8 +82,39 @@ def as_dim(value: Dim) -> Dim:
 
 
 def simplified(value: Dim) -> Dim:
-    """An extent in its simplest form."""
-    return as_dim(value) if isinstance(as_dim(value), int) else as_dim(Analyzer().simplify(value))
+    """An extent in its simplest form. Symbols are extents, at least 1."""
+    value = as_dim(value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tirx.Var):
+        return value
+    analyzer = analyzer_of(value)
+    return as_dim(_without_bounds(analyzer.simplify(value, 3), analyzer))
+
+
+def analyzer_of(*values: Dim) -> Analyzer:
+    """An analyzer that knows that the symbols in ``values`` are extents: at least 1."""
+    analyzer = Analyzer()
+    for symbol in dict.fromkeys(s for v in values for s in symbols_in(v)):
+        analyzer.bind(symbol, tvm.ir.Range.from_min_extent(tirx.IntImm("int64", 1), tirx.IntImm("int64", _MAX_EXTENT)))
+    return analyzer
+
+
+def _without_bounds(value: Expr, analyzer: Analyzer) -> Expr:
+    """``value`` with each minimum and maximum replaced by the operand that it provably is."""
+    if isinstance(value, (tirx.Min, tirx.Max)):
+        a, b = _without_bounds(value.a, analyzer), _without_bounds(value.b, analyzer)
+        low, high = (a, b) if isinstance(value, tirx.Min) else (b, a)
+        plain = isinstance(low, _PLAIN) and isinstance(high, _PLAIN)  # The stronger proof takes milliseconds.
+        strength = ProofStrength.DEFAULT if plain else ProofStrength.SYMBOLIC_BOUND
+        if analyzer.can_prove(low <= high, strength):
+            return a
+        return b if analyzer.can_prove(high <= low, strength) else type(value)(a, b)
+    if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod)):
+        a, b = _without_bounds(value.a, analyzer), _without_bounds(value.b, analyzer)
+        same = a.same_as(value.a) and b.same_as(value.b)
+        return value if same else analyzer.simplify(type(value)(a, b), 3)
+    return value
 
 
 def is_static(expr: Expr) -> bool:
@@ -95,12 +128,17 @@ def equal_dims(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
     return len(left) == len(right) and all(is_equal_dim(x, y) for x, y in zip(left, right, strict=True))
 
 
+def same_dims(a: Expr, b: Expr) -> bool:
+    """Whether two tensor expressions have provably the same shape."""
+    return equal_dims(dims_of(a), dims_of(b))
+
+
 def is_equal_dim(a: Dim, b: Dim) -> bool:
     """Whether two extents are provably equal."""
     a, b = as_dim(a), as_dim(b)
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return bool(Analyzer().can_prove_equal(a, b))
+    return bool(analyzer_of(a, b).can_prove_equal(a, b))
 
 
 def product_of(dims: Iterable[Dim]) -> Dim:
@@ -170,6 +208,20 @@ def _dims_in(ty: Expr) -> Iterator[Dim]:
         yield from (as_dim(d) for d in ty.shape)
 
 
+def simple_type(ty: Expr) -> Expr:
+    """A type with its symbolic extents in their simplest form."""
+    if isinstance(ty, relax.TupleType):
+        fields = [simple_type(f) for f in ty.fields]
+        return ty if all(a.same_as(b) for a, b in zip(fields, ty.fields, strict=True)) else relax.TupleType(fields)
+    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+        return ty
+    dims = [as_dim(d) for d in ty.shape]
+    simple = [simplified(d) for d in dims]
+    if all(isinstance(d, int) or d.same_as(s) for d, s in zip(dims, simple, strict=True)):
+        return ty
+    return relax.TensorType(simple, ty.dtype)
+
+
 def dtype_of(expr: Expr) -> str:
     """The element type of a tensor expression, such as ``"float32"``."""
     return str(expr.ty.dtype)
@@ -204,7 +256,11 @@ class GraphBuilder:
     def emit(self, value: Expr, name: str) -> relax.Var:
         """Bind ``value`` to a fresh variable called ``name`` (``name.1``, ``name.2`` … where taken)."""
         value = self._normalizer.normalize(value)
-        var = relax.DataflowVar(self.unique(name), value.ty)
+        ty = simple_type(value.ty)
+        if not ty.same_as(value.ty):
+            value = relax.Call(value.op, value.args, value.attrs, value.ty_args)
+            relax.expr._update_type(value, ty)
+        var = relax.DataflowVar(self.unique(name), ty)
         self._bindings.append(relax.VarBinding(var, value))
         return var
 
@@ -273,7 +329,7 @@ def substitute(expr: Expr, replaced: Mapping[relax.Var, Expr]) -> Expr:
         return relax.Tuple([substitute(f, replaced) for f in expr.fields])
     if isinstance(expr, relax.TupleGetItem):
         return relax.TupleGetItem(substitute(expr.tuple_value, replaced), expr.index)
-    if isinstance(expr, relax.Call):
+    if isinstance(expr, relax.Call) and not is_number(expr):
         args = [substitute(a, replaced) for a in expr.args]
         if all(a.same_as(b) for a, b in zip(args, expr.args, strict=True)):
             return expr
@@ -291,15 +347,16 @@ def uses_of(func: relax.Function) -> dict[relax.Var, list[relax.VarBinding]]:
 
 
 def variables_of(expr: Expr) -> Iterable[relax.Var]:
-    """The variables an expression of normal form reads, in order."""
+    """The tensor (and tuple) variables an expression of normal form reads, in order; symbols are none."""
     if isinstance(expr, relax.Var):
-        yield expr
+        if not is_number(expr):
+            yield expr
     elif isinstance(expr, relax.Tuple):
         for field in expr.fields:
             yield from variables_of(field)
     elif isinstance(expr, relax.TupleGetItem):
         yield from variables_of(expr.tuple_value)
-    elif isinstance(expr, relax.Call):
+    elif isinstance(expr, relax.Call) and not is_number(expr):
         for arg in expr.args:
             yield from variables_of(arg)
 
@@ -330,45 +387,78 @@ def bind_dims(mod: tvm.IRModule, extents: Mapping[str, int]) -> tvm.IRModule:
 
 def _bound(func: relax.Function, extents: Mapping[str, int],
            functions: Mapping[tvm.ir.GlobalVar, tvm.ir.GlobalVar]) -> relax.Function:
-    known: dict[Expr, Expr] = {}
-
-    def shape(values: Iterable[Dim]) -> relax.ShapeExpr:
-        return relax.ShapeExpr([with_extents(as_dim(v), extents) for v in values])
-
-    def argument(arg: Expr) -> Expr | None:
-        if isinstance(arg, relax.ShapeExpr):
-            return shape(arg.values)
-        if isinstance(arg, relax.Tuple):
-            return relax.Tuple([argument(f) for f in arg.fields])
-        if isinstance(arg, (relax.Var, Constant)) and not isinstance(arg.ty, tvm.ir.PrimType):
-            return known.get(arg, arg)
-        value = with_extents(as_dim(arg), extents)
-        return tirx.IntImm("int64", value) if isinstance(value, int) else value
-
+    replaced = {s: tirx.IntImm("int64", extents[s.name]) for s in symbols_of(func) if s.name in extents}
     params = []
+    known: dict[Expr, Expr] = {}
     for param in func.params:
-        if isinstance(param.ty, relax.ShapeType):
-            rest = [v for v in param.ty.values if v.name not in extents]
+        ty = with_symbols(param.ty, replaced)
+        if isinstance(ty, relax.ShapeType):
+            rest = [v for v in ty.values if isinstance(v, tirx.Var)]
             params += [relax.Var(param.name, relax.ShapeType(rest))] if rest else []
-            continue
-        known[param] = relax.Var(param.name, relax.TensorType(shape(param.ty.shape), param.ty.dtype))
-        params.append(known[param])
+        else:
+            known[param] = relax.Var(param.name, ty)
+            params.append(known[param])
     builder = GraphBuilder(params)
     for binding in op_bindings(func):
-        value = binding.value
-        if isinstance(value, relax.TupleGetItem):
-            value = relax.TupleGetItem(known[value.tuple_value], value.index)
-        elif isinstance(value, relax.Call):
-            args = [argument(a) for a in value.args]
-            if value.op in functions:
-                symbols = [v for v in (args[-1].values if isinstance(args[-1], relax.ShapeExpr) else ())
-                           if not isinstance(as_dim(v), int)]
-                args = [a for a in args if not isinstance(a, relax.ShapeExpr)]
-                args += [relax.ShapeExpr(symbols)] if symbols else []
-            value = relax.Call(functions.get(value.op, value.op), args, value.attrs, value.ty_args)
+        value = with_symbols(substitute(binding.value, known), replaced)
+        if isinstance(value, relax.Call) and value.op in functions:
+            tensors = [a for a in value.args if not isinstance(a, relax.ShapeExpr)]
+            shapes = [a.values for a in value.args if isinstance(a, relax.ShapeExpr)]
+            rest = [v for values in shapes for v in values if isinstance(v, tirx.Var)]
+            value = relax.Call(functions[value.op], [*tensors, *([relax.ShapeExpr(rest)] if rest else [])])
         known[binding.var] = builder.emit(value, binding.var.name)
     as_tuple = isinstance(func.ret_ty, relax.TupleType)
     return builder.finish([known[v] for v in outputs_of(func)], as_tuple=as_tuple, attrs=func.attrs)
+
+
+def symbols_used(expr: Expr) -> list[tirx.Var]:
+    """The symbols in a variable's type, or in the shapes, numbers and result type of a call, in order."""
+    if isinstance(expr, relax.ShapeExpr):
+        return list(dict.fromkeys(s for v in expr.values for s in symbols_in(as_dim(v))))
+    if isinstance(expr, (relax.Call, relax.Tuple)) and not is_number(expr):
+        parts = [*(expr.args if isinstance(expr, relax.Call) else expr.fields)]
+        found = [s for p in parts for s in symbols_used(p)]
+        return list(dict.fromkeys([*found, *(s for d in _dims_in(expr.ty) for s in symbols_in(d))]))
+    if is_number(expr):
+        return symbols_in(as_dim(expr))
+    return list(dict.fromkeys(s for d in _dims_in(expr.ty) for s in symbols_in(d)))
+
+
+def is_number(expr: Expr) -> bool:
+    """Whether an argument is an extent or another scalar, not a tensor."""
+    return isinstance(expr.ty, tvm.ir.PrimType)
+
+
+def with_symbols(expr: Expr, replaced: Mapping[tirx.Var, Expr]) -> Expr:
+    """A type, or the value of a binding of normal form, with symbols replaced by others or by numbers."""
+    if not replaced:
+        return expr
+
+    def dim(value: Dim) -> Dim:
+        used = {s: replaced[s] for s in symbols_in(as_dim(value)) if s in replaced}
+        if not used:
+            return value
+        analyzer = Analyzer()
+        for symbol, other in used.items():
+            analyzer.bind(symbol, other)
+        return as_dim(analyzer.simplify(value))
+
+    if isinstance(expr, relax.TupleType):
+        return relax.TupleType([with_symbols(f, replaced) for f in expr.fields])
+    if isinstance(expr, relax.TensorType):
+        return expr if expr.shape is None else relax.TensorType([dim(d) for d in expr.shape], expr.dtype)
+    if isinstance(expr, relax.ShapeType):
+        return relax.ShapeType([dim(v) for v in expr.values])
+    if isinstance(expr, relax.ShapeExpr):
+        return relax.ShapeExpr([dim(v) for v in expr.values])
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([with_symbols(f, replaced) for f in expr.fields])
+    if isinstance(expr, relax.Call) and not is_number(expr):
+        return relax.Call(expr.op, [with_symbols(a, replaced) for a in expr.args], expr.attrs, expr.ty_args)
+    if not isinstance(expr, (relax.TupleGetItem, Constant)) and is_number(expr):
+        value = dim(expr)
+        return tirx.IntImm("int64", value) if isinstance(value, int) else value
+    return expr
 
 
 def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
