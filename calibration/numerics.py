@@ -7,7 +7,7 @@ then an integer that float32 holds), else in float64.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,8 @@ from tvm import relax
 
 from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
-from ..operators.reference import evaluate_call, evaluate_tensor, leaves_of
+from ..operators.quantization import quantize_weights
+from ..operators.reference import NO_SYMBOLS, evaluate_call, evaluate_tensor, leaves_of
 from ..operators.reference_nn import attention_scores
 from ..operators.semantics import Value, tensor_of
 from ..precision import FLOAT32, Precision, QParams, Storage
@@ -57,17 +58,13 @@ def dequantize(levels: torch.Tensor, qparams: QParams) -> torch.Tensor:
     return (levels.float() - qparams.zero_point) * qparams.scale
 
 
-def quantize_weights(weights: torch.Tensor, channel_axis: int, *,
-                     per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric INT8 weights.
-
-    Returns integer-valued float32 of the shape of ``weights`` and scales, float32, of its rank with extent 1 on every
-    axis but the channels' (on all unless ``per_channel``).
-    """
-    axes = [a for a in range(weights.dim()) if not per_channel or a != channel_axis % weights.dim()]
-    absmax = weights.abs().amax(dim=axes, keepdim=True)
-    scale = torch.where(absmax > 0, absmax / 127, torch.ones_like(absmax))
-    return torch.round(weights / scale).clamp(-127, 127), scale
+def weight_levels(weights: torch.Tensor, channel_axis: int, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``operators.quantization.quantize_weights`` of a tensor: integer-valued float32 of its shape, and float32 scales of
+    its rank with extent 1 on every axis but the channels'."""
+    levels, scales = quantize_weights(weights.detach().numpy(), channel_axis, per_channel=per_channel)
+    shape = [1] * weights.dim()
+    shape[channel_axis] = -1
+    return torch.from_numpy(levels).float(), torch.from_numpy(scales).reshape(shape)
 
 
 def weight_channel_axis(call: relax.Call) -> int:
@@ -84,7 +81,7 @@ def rounded_weights(weights: torch.Tensor, call: relax.Call, precision: Precisio
                     per_channel: bool) -> torch.Tensor:
     """The float32 values that a weight stands for when the anchor ``call`` computes in ``precision``."""
     if precision is Precision.INT8:
-        levels, scale = quantize_weights(weights, weight_channel_axis(call), per_channel=per_channel)
+        levels, scale = weight_levels(weights, weight_channel_axis(call), per_channel=per_channel)
         return levels * scale
     return round_to(weights, precision)
 
@@ -100,11 +97,21 @@ class GroupProgram:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.bindings = group.bindings
-        self.params = list(group.function.params)
+        self.params = group.parameters
+        self.extents: Mapping[str, int] = NO_SYMBOLS
         self.results = outputs_of(group.function)
         self.is_tuple = isinstance(group.function.ret_ty, relax.TupleType)
         self.constants = {leaf: tensor_of(constant_value(leaf)) for b in self.bindings for leaf in leaves_of(b.value)
                           if isinstance(leaf, Constant)}
+        self._levels: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def at(self, extents: Mapping[str, int]) -> GroupProgram:
+        """This program where the symbols have these extents."""
+        if not self.group.symbols:
+            return self
+        bound = copy.copy(self)
+        bound.extents = extents
+        return bound
 
     def widened(self, bindings: int | None = None) -> GroupProgram:
         """This program in float64; with ``bindings``, only its first ones, the result being the last of them."""
@@ -120,6 +127,14 @@ class GroupProgram:
         """The constant that the anchor multiplies with, if it does."""
         call = self.group.anchor.value if self.group.kind in ("conv", "depthwise", "matmul") else None
         return call.args[1] if call is not None else None
+
+    def weight_levels(self, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The INT8 levels and scales of the weight (``weight_levels``); computed once."""
+        if per_channel not in self._levels:
+            weights = self.constants[self.weight]
+            axis = weight_channel_axis(self.group.anchor.value)
+            self._levels[per_channel] = weight_levels(weights, axis, per_channel=per_channel)
+        return self._levels[per_channel]
 
     def compute(self, inputs: Sequence[Stored], precision: Precision, *, per_channel: bool = True,
                 correction: Sequence[float] = ()) -> Value:
@@ -178,7 +193,8 @@ class GroupProgram:
             return self.value_of(expr, values)
         if isinstance(expr, relax.Tuple):
             return tuple(self.value_of(f, values) for f in expr.fields)  # type: ignore[misc]
-        return evaluate_call(expr, [self.value_of(leaf, values) for leaf in leaves_of(expr)], binding.var.name)
+        leaves = [self.value_of(leaf, values) for leaf in leaves_of(expr)]
+        return evaluate_call(expr, leaves, binding.var.name, self.extents)
 
 
 @dataclass(frozen=True)
@@ -203,8 +219,11 @@ class _Anchor:
                 raise PlanError("attention has no INT8 form", layer=name, expected="fp32 or bf16")
             return self._attention(), 1
         if self.precision is not Precision.INT8:
-            return evaluate_tensor(self.call, [self._rounded(a) for a in self.call.args], name), 1
+            return self._evaluate([self._rounded(a) for a in self.call.args]), 1
         return (self._batched(), 1) if kind == "batched_matmul" else self._integer()
+
+    def _evaluate(self, args: Sequence[torch.Tensor]) -> torch.Tensor:
+        return evaluate_tensor(self.call, args, self.program.group.name, self.program.extents)
 
     def _rounded(self, expr: Expr) -> torch.Tensor:
         real = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
@@ -236,15 +255,14 @@ class _Anchor:
     def _exactly(self, a: torch.Tensor, b: torch.Tensor, bound: float) -> torch.Tensor:
         if bound >= _EXACT_IN_FLOAT32:
             a, b = a.double(), b.double()
-        return evaluate_tensor(self.call, [a, b], self.program.group.name).double()
+        return self._evaluate([a, b]).double()
 
     def _integer(self) -> tuple[torch.Tensor, int]:
         """``acc * scale + offset`` with the accumulator of a kernel whose padding holds the zero point."""
         x, qparams = self._centred(self.call.args[0])
-        weights = self.program.constants[self.call.args[1]]
-        axis = weight_channel_axis(self.call) % weights.dim()
-        levels, scale = quantize_weights(weights, axis, per_channel=self.per_channel)
-        others = [a for a in range(weights.dim()) if a != axis]
+        levels, scale = self.program.weight_levels(self.per_channel)
+        axis = weight_channel_axis(self.call) % levels.dim()
+        others = [a for a in range(levels.dim()) if a != axis]
         bound = float(levels.abs().sum(dim=others).max()) * max(qparams.zero_point, 255 - qparams.zero_point)
         sums = levels.double().sum(dim=others)
         centred = self._exactly(x, levels, bound)

@@ -1,7 +1,8 @@
-"""The operators of the normal form: Relax's own, and the few that narrowcast adds (``custom``), with their reference
-semantics in PyTorch (``reference``)."""
+"""The operators of the normal form: Relax's own, and those that narrowcast adds (``custom``, ``recurrent``), with their
+reference semantics in PyTorch (``reference``)."""
 
-from . import custom
-from .custom import hard_sigmoid, hard_swish, lstm
+from . import custom, recurrent
+from .custom import fake_quantize, hard_sigmoid, hard_swish
+from .recurrent import recurrent_layer
 
-__all__ = ["custom", "hard_sigmoid", "hard_swish", "lstm"]
+__all__ = ["custom", "fake_quantize", "hard_sigmoid", "hard_swish", "recurrent", "recurrent_layer"]

@@ -11,10 +11,9 @@ import tvm
 import tvm.ir._ffi_api
 from tvm import relax
 
-from ..ir import shape_of
 
-
-def _register(name: str, arity: int, infer_type: Callable[[relax.Call], object]) -> tvm.ir.Op:
+def register(name: str, arity: int, infer_type: Callable[[relax.Call], object]) -> tvm.ir.Op:
+    """Enter an operator of at most ``arity`` arguments in TVM's registry; ``infer_type`` gives a call's type."""
     tvm.ir._ffi_api.RegisterOp(name, name)
     op = tvm.ir.Op.get(name)
     tvm.ir._ffi_api.OpSetNumInputs(op, arity)
@@ -24,21 +23,9 @@ def _register(name: str, arity: int, infer_type: Callable[[relax.Call], object])
     return op
 
 
-def _infer_lstm(call: relax.Call) -> relax.TupleType:
-    steps, batch, _ = shape_of(call.args[0])
-    directions, _, hidden = shape_of(call.args[2])
-    return relax.TupleType(
-        [
-            relax.TensorType((steps, directions, batch, hidden), "float32"),
-            relax.TensorType((directions, batch, hidden), "float32"),
-            relax.TensorType((directions, batch, hidden), "float32"),
-        ]
-    )
-
-
-_HARD_SWISH = _register("narrowcast.hard_swish", 1, lambda call: call.args[0].ty)
-_HARD_SIGMOID = _register("narrowcast.hard_sigmoid", 1, lambda call: call.args[0].ty)
-_LSTM = _register("narrowcast.lstm", 6, _infer_lstm)
+_HARD_SWISH = register("narrowcast.hard_swish", 1, lambda call: call.args[0].ty)
+_HARD_SIGMOID = register("narrowcast.hard_sigmoid", 1, lambda call: call.args[0].ty)
+_FAKE_QUANTIZE = register("narrowcast.fake_quantize", 1, lambda call: call.args[0].ty)
 
 
 def hard_swish(x: tvm.ir.Expr) -> relax.Call:
@@ -51,21 +38,12 @@ def hard_sigmoid(x: tvm.ir.Expr) -> relax.Call:
     return relax.Call(_HARD_SIGMOID, [x])
 
 
-def lstm(
-    x: tvm.ir.Expr, w: tvm.ir.Expr, r: tvm.ir.Expr, b: tvm.ir.Expr, h0: tvm.ir.Expr, c0: tvm.ir.Expr
-) -> relax.Call:
-    """A long short-term memory layer over a whole sequence, in the layout of ONNX's LSTM.
+def fake_quantize(x: tvm.ir.Expr, *, scale: float, zero_point: int, low: int, high: int) -> relax.Call:
+    """``scale * (clip(round_half_even(x / scale) + zero_point, low, high) - zero_point)``, elementwise: the value that
+    quantizing a tensor to integers low…high and dequantizing them leaves (Jacob et al. 2018).
 
-    Parameters
-    ----------
-    x : [steps, batch, input]
-    w : [directions, 4*hidden, input], gates in the order i, o, f, c
-    r : [directions, 4*hidden, hidden]
-    b : [directions, 4*hidden], the sum of the input and the recurrent bias
-    h0, c0 : [directions, batch, hidden]
-
-    Direction 1, where there is one, runs backwards in time. Returns the tuple of all hidden states
-    [steps, directions, batch, hidden], the last hidden and the last cell state [directions, batch, hidden].
-    Gates are sigmoid, cell and output tanh (Hochreiter and Schmidhuber 1997; Gers et al. 2000).
+    The division is a multiplication with the reciprocal rounded to float32, as in ``precision.QParams``.
     """
-    return relax.Call(_LSTM, [x, w, r, b, h0, c0])
+    attrs = tvm.ir.make_node("ir.DictAttrs", scale=float(scale), zero_point=int(zero_point), low=int(low),
+                             high=int(high))
+    return relax.Call(_FAKE_QUANTIZE, [x], attrs)

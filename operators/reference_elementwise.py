@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from tvm import relax
 
+from .quantization import Grid
 from .semantics import Semantics, of_tensors, result_dtype
 
 
@@ -44,6 +46,28 @@ def hard_sigmoid(x: torch.Tensor) -> torch.Tensor:
 def hard_swish(x: torch.Tensor) -> torch.Tensor:
     """``x * clip(x + 3, 0, 6) / 6``."""
     return x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """Rounding to a grid whose gradient is 1 inside of the grid's range and 0 outside (the straight-through
+    estimator, Bengio et al. 2013)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
+        inverse = float(np.float32(1.0) / np.float32(grid.scale))
+        steps = torch.round(x * inverse)
+        inside = steps.clamp(grid.low - grid.zero_point, grid.high - grid.zero_point)
+        ctx.save_for_backward(steps == inside)
+        return inside * grid.scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (inside,) = ctx.saved_tensors
+        return gradients[0] * inside, None
+
+
+def _fake_quantize(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
+    return _FakeQuantize.apply(args[0], Grid.of(call))
 
 
 def _round(x: torch.Tensor) -> torch.Tensor:
@@ -125,6 +149,7 @@ TABLE: dict[str, Semantics] = {
     "relax.nn.softplus": _softplus,
     "relax.nn.prelu": _prelu,
     "relax.nn.dropout": _dropout,
+    "narrowcast.fake_quantize": _fake_quantize,
     "narrowcast.hard_swish": of_tensors(hard_swish),
     "narrowcast.hard_sigmoid": of_tensors(hard_sigmoid),
     "relax.astype": _astype,

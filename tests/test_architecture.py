@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "precision": {"errors"},
     "ir": {"errors"},
-    "operators": {"errors", "ir"},
+    "operators": LANGUAGE,
     "frontends": {*LANGUAGE, "operators"},
     "passes": {*LANGUAGE, "operators"},
     "calibration": {*LANGUAGE, "operators"},

@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError
 from ...ir import constant_value, shape_of
+from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights
 from ...precision import Precision
 from ..target import Capabilities
 from .batched_matmul import build_batched_matmul
@@ -18,14 +19,11 @@ from .isa import arithmetic, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
 from .microkernel import Tasks
-from .packing import as_operand, pack_weights, quantize_weights, scale_and_offset
+from .packing import as_operand, pack_weights, scale_and_offset
 from .signature import build_kernel, input_index, size_of
 from .tiling import Product, choose
 from .vector_math import Vector, fma
 from .vector_memory import Index, flat_view, load
-
-# The longest sum of products u8 · s8 that fits 32 bits.
-_INT8_TERMS = (2**31 - 1) // (255 * 127)
 
 
 def build_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -74,9 +72,9 @@ def prepare(request: KernelRequest, capabilities: Capabilities,
     if request.precision is not Precision.INT8:
         return Epilogue(request, capabilities, request.group.anchor), (), as_operand(weights, request.precision)
     groups, taps, depth, columns = weights.shape
-    if taps * depth > _INT8_TERMS:
+    if taps * depth > LONGEST_INT8_SUM:
         raise PlanError("the reduction is too long for INT8: a 32-bit accumulator could overflow",
-                        layer=request.group.name, found=taps * depth, expected=f"at most {_INT8_TERMS}",
+                        layer=request.group.name, found=taps * depth, expected=f"at most {LONGEST_INT8_SUM}",
                         hint="keep this layer in bf16 or fp32")
     epilogue = Epilogue(request, capabilities, request.group.anchor, take_bias=True)
     by_channel = weights.transpose(1, 2, 0, 3).reshape(taps, depth, groups * columns)

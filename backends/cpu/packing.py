@@ -1,4 +1,4 @@
-"""Weights as kernels read them: quantized, rounded and laid out by NumPy when a kernel is built."""
+"""Weights as kernels read them: rounded and laid out by NumPy when a kernel is built."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ import numpy as np
 from ...precision import Precision, QParams
 from .isa import Arithmetic
 from .tiling import Columns
-
-
-def quantize_weights(weights: np.ndarray, *, per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric INT8 weights and their scales.
-
-    weights : [..., channels] float32, output channels last. Returns int8 of that shape and float32 [channels]; a scale
-    is ``absmax / 127`` of its channel (of the tensor unless ``per_channel``), 1 where everything is zero.
-    """
-    axes = tuple(range(weights.ndim - 1)) if per_channel else None
-    absmax = np.abs(weights).max(axis=axes, initial=0.0).astype(np.float32)
-    scale = np.where(absmax > 0, absmax / np.float32(127), np.float32(1)).astype(np.float32)
-    quantized = np.clip(np.rint(weights / scale), -127, 127).astype(np.int8)
-    return quantized, np.broadcast_to(scale, weights.shape[-1:]).copy()
 
 
 def to_bfloat16(array: np.ndarray) -> np.ndarray:

@@ -11,8 +11,8 @@ from narrowcast import ir
 from narrowcast.backends.cpu.arrays import decode_array, encode_array
 from narrowcast.backends.cpu.build import run_kernel
 from narrowcast.backends.cpu.kernel import Kernel, KernelRequest
-from narrowcast.backends.cpu.packing import quantize_weights
 from narrowcast.backends.target import Capabilities, Target, capabilities
+from narrowcast.operators.quantization import quantize_weights
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
 NATIVE = Target.parse("cpu", threads=2)

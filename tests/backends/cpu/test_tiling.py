@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from narrowcast.backends.cpu.isa import arithmetic
 from narrowcast.backends.cpu.microkernel import Tasks
-from narrowcast.backends.cpu.packing import pack_weights, quantize_weights, scale_and_offset, to_bfloat16
+from narrowcast.backends.cpu.packing import pack_weights, scale_and_offset, to_bfloat16
 from narrowcast.backends.cpu.tiling import Columns, Product, choose
 from narrowcast.backends.target import Target
 from narrowcast.precision import Precision, QParams
@@ -60,14 +60,6 @@ def test_packed_weights_have_the_order_of_the_kernel() -> None:
     assert not first[1, :, :, 2:].any()  # rows 6 and 7 do not exist
     last = packed[steps * 2 * lanes * 4:].reshape(steps, 1, lanes, 4)
     assert last[0, 0, 7, 1] == weights[0, 0, 1, 39] and not last[:, 0, 8:].any()
-
-
-def test_weights_are_quantized_symmetrically_per_channel() -> None:
-    weights = np.array([[1.0, 0.0], [-2.0, 0.0]], np.float32)
-    quantized, scales = quantize_weights(weights, per_channel=True)
-    np.testing.assert_array_equal(quantized, [[64, 0], [-127, 0]])
-    np.testing.assert_array_equal(scales, np.float32([2.0 / 127, 1.0]))
-    assert quantize_weights(weights, per_channel=False)[1].tolist() == [np.float32(2.0 / 127)] * 2
 
 
 def test_offset_removes_the_zero_point_and_adds_the_bias() -> None:
