@@ -59,8 +59,8 @@ def dequantize(levels: torch.Tensor, qparams: QParams) -> torch.Tensor:
 
 
 def weight_levels(weights: torch.Tensor, channel_axis: int, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``operators.quantization.quantize_weights`` of a tensor: integer-valued float32 of its shape, and float32 scales of
-    its rank with extent 1 on every axis but the channels'."""
+    """``quantize_weights`` of a tensor: integer-valued float32 of its shape, and float32 scales of its rank with extent 1
+    on every axis but the channels'."""
     levels, scales = quantize_weights(weights.detach().numpy(), channel_axis, per_channel=per_channel)
     shape = [1] * weights.dim()
     shape[channel_axis] = -1

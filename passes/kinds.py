@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from ..ir import Constant, Expr, dtype_of, op_name, shape_of, variables_of
+from ..ir import Constant, Expr, dims_of, dtype_of, op_name, shape_of, variables_of
 
 ELEMENTWISE = frozenset({
     *(f"relax.{name}" for name in (
@@ -12,7 +12,7 @@ ELEMENTWISE = frozenset({
         "rsqrt", "square", "erf", "sigmoid", "tanh", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "clip")),
     *(f"relax.nn.{name}" for name in (
         "relu", "leakyrelu", "gelu", "gelu_tanh", "silu", "softplus", "selu")),
-    "narrowcast.hard_swish", "narrowcast.hard_sigmoid",
+    "narrowcast.hard_swish", "narrowcast.hard_sigmoid", "narrowcast.fake_quantize",
 })
 """Operators on float32 tensors whose output element depends on one element of each (broadcast) operand."""
 
@@ -51,7 +51,7 @@ def classify(call: Expr) -> tuple[str, str]:
         return _attention(call)
     if name in NORMALIZE:
         return _normalization(call, NORMALIZE[name])
-    if name == "relax.nn.pad" and not _pads_zero(call):
+    if name == "relax.nn.pad" and not pads_zero(call):
         return "opaque", "pads with something else than 0"
     if name in INDEXING and any(isinstance(leaf, Constant) for leaf in _tensors(call)):
         return "opaque", "moves a constant, which has no storage of its own"
@@ -84,7 +84,9 @@ def _convolution(call: relax.Call) -> tuple[str, str]:
         return "opaque", "reads constants only"
     if str(call.attrs.data_layout) not in ("NHWC", "NWC"):
         return "opaque", "the layout is not channels-last"
-    channels, outputs = shape_of(data)[-1], shape_of(weight)[0]
+    channels, outputs = dims_of(data)[-1], shape_of(weight)[0]
+    if not isinstance(channels, int):
+        return "opaque", "the number of channels is symbolic"
     depthwise = int(call.attrs.groups) == channels == outputs and channels > 1
     return ("depthwise" if depthwise else "conv"), ""
 
@@ -93,11 +95,11 @@ def _matmul(call: relax.Call) -> tuple[str, str]:
     left, right = call.args
     if isinstance(left, Constant):
         return "opaque", "the left side is constant"
-    if len(shape_of(left)) < 2 or len(shape_of(right)) < 2:
+    if len(dims_of(left)) < 2 or len(dims_of(right)) < 2:
         return "opaque", "a side is a vector"
     if not isinstance(right, Constant):
         return "batched_matmul", ""
-    return ("matmul", "") if len(shape_of(right)) == 2 else ("opaque", "the constant right side is not a matrix")
+    return ("matmul", "") if len(dims_of(right)) == 2 else ("opaque", "the constant right side is not a matrix")
 
 
 def _attention(call: relax.Call) -> tuple[str, str]:
@@ -109,7 +111,7 @@ def _attention(call: relax.Call) -> tuple[str, str]:
 
 
 def _normalization(call: relax.Call, kind: str) -> tuple[str, str]:
-    rank = len(shape_of(call))
+    rank = len(dims_of(call))
     axes = [call.attrs.axis] if kind == "softmax" else list(call.attrs.axes)
     if [int(a) % rank for a in axes] != [rank - 1]:
         return "opaque", "normalizes another axis than the last"
@@ -118,5 +120,6 @@ def _normalization(call: relax.Call, kind: str) -> tuple[str, str]:
     return (kind, "") if isinstance(call.args[0], relax.Var) else ("opaque", "reads constants only")
 
 
-def _pads_zero(call: relax.Call) -> bool:
+def pads_zero(call: relax.Call) -> bool:
+    """Whether a ``pad`` fills with zeros."""
     return str(call.attrs.pad_mode) == "constant" and float(call.attrs.pad_value) == 0.0

@@ -9,9 +9,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Expr, constant, constant_value, dtype_of, op_name, shape_of
+from ..ir import Constant, Dim, Expr, constant, constant_value, dims_of, dtype_of, op_name, same_dims
 from .graph import Emit, Graph, Replacement, replace_matches, scalar
 from .reshapes import RESHAPES, permutation_of, reshape_rule
+from .roundings import is_above_zero, rounding_rule
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Simplify:
     with 1; no reshape of a reshape, nor around a linear layer, nor one that splits a permutation of a reshape; no items
     of ``split``, ``dropout`` or inference ``batch_norm``; no ``prelu`` with a constant slope, no ``pixel_shuffle`` of a
     4-dimensional tensor; a subtraction of, or a division by, a float32 constant is an addition or a multiplication
-    (the reciprocal is rounded to float32).
+    (the reciprocal is rounded to float32); no ``fake_quantize`` of values on its grid or of a clamp that it implies, and
+    none behind a movement whose operand nothing else reads.
     Does not fire when: a constant operand broadcasts the other one to a larger shape.
     """
 
@@ -54,8 +56,7 @@ def _same_as(expr: Expr) -> Replacement:
 
 
 def _unchanged_shape(graph: Graph, call: relax.Call) -> Replacement | None:
-    same = shape_of(call) == shape_of(call.args[0])
-    return _same_as(call.args[0]) if same else None
+    return _same_as(call.args[0]) if same_dims(call, call.args[0]) else None
 
 
 def _astype(graph: Graph, call: relax.Call) -> Replacement | None:
@@ -79,7 +80,7 @@ def _neutral(side: int, neutral: float) -> Callable[[Graph, relax.Call], Replace
 
     def rule(graph: Graph, call: relax.Call) -> Replacement | None:
         kept, other = call.args[1 - side], call.args[side]
-        if isinstance(kept, Constant) or not isinstance(other, Constant) or shape_of(call) != shape_of(kept):
+        if isinstance(kept, Constant) or not isinstance(other, Constant) or not same_dims(call, kept):
             return None
         return _same_as(kept) if bool(np.all(constant_value(other) == neutral)) else None
 
@@ -128,12 +129,12 @@ def _clip(graph: Graph, call: relax.Call) -> Replacement | None:
 
 def _relu(graph: Graph, call: relax.Call) -> Replacement | None:
     inner = graph.call(call.args[0], "relax.nn.relu", "relax.sigmoid", "relax.exp", "relax.nn.softmax", "relax.square")
-    return _same_as(call.args[0]) if inner is not None else None
+    return _same_as(call.args[0]) if inner is not None or is_above_zero(graph, call.args[0]) else None
 
 
 def _maximum(graph: Graph, call: relax.Call) -> Replacement | None:
     for kept, other in (call.args, reversed(call.args)):
-        if dtype_of(call) == "float32" and scalar(other) == 0.0 and shape_of(kept) == shape_of(call):
+        if dtype_of(call) == "float32" and scalar(other) == 0.0 and same_dims(kept, call):
             return Replacement((kept,), lambda emit, x: relax.op.nn.relu(x))
     return None
 
@@ -164,9 +165,9 @@ def _tuple_item(graph: Graph, item: relax.TupleGetItem) -> Replacement | None:
 
 
 def _split(call: relax.Call, index: int) -> Replacement:
-    axis = int(call.attrs.axis) % len(shape_of(call.args[0]))
-    widths = [shape_of(field)[axis] for field in _tuple_tensors(call)]
-    begin = sum(widths[:index])
+    axis = int(call.attrs.axis) % len(dims_of(call.args[0]))
+    widths = [dims_of(field)[axis] for field in _tuple_tensors(call)]
+    begin: Dim = sum(widths[:index])
     return Replacement((call.args[0],), lambda emit, x: relax.op.strided_slice(
         x, [axis], [begin], [begin + widths[index]]))
 
@@ -189,7 +190,7 @@ def _batch_norm(call: relax.Call) -> Replacement | None:
     scale = 1.0 / np.sqrt(variance + float(call.attrs.epsilon))
     scale = scale * gamma if bool(call.attrs.scale) else scale
     shift = -mean * scale + (beta if bool(call.attrs.center) else 0.0)
-    rank = len(shape_of(call.args[0]))
+    rank = len(dims_of(call.args[0]))
     trailing = (1,) * (rank - 1 - int(call.attrs.axis) % rank)
     factor, offset = (constant(a.reshape(-1, *trailing).astype(np.float32)) for a in (scale, shift))
     return Replacement((call.args[0],),
@@ -200,7 +201,7 @@ def _prelu(graph: Graph, call: relax.Call) -> Replacement | None:
     data, alpha = call.args
     if not isinstance(alpha, Constant):
         return None
-    rank = len(shape_of(call))
+    rank = len(dims_of(call))
     slope = constant_value(alpha)
     if slope.size == 1:
         return Replacement((data,), lambda emit, x: relax.op.nn.leakyrelu(x, float(slope.reshape(()))))
@@ -215,12 +216,12 @@ def _prelu(graph: Graph, call: relax.Call) -> Replacement | None:
 
 
 def _pixel_shuffle(graph: Graph, call: relax.Call) -> Replacement | None:
-    *batch, channels, height, width = shape_of(call.args[0])
+    *batch, channels, height, width = dims_of(call.args[0])
     if len(batch) != 1:
         return None
     r = int(call.attrs.upscale_factor)
     split = (*batch, channels // (r * r), r, r, height, width)
-    result = shape_of(call)
+    result = dims_of(call)
 
     def build(emit: Emit, x: Expr) -> Expr:
         parts = emit(relax.op.permute_dims(emit(relax.op.reshape(x, split)), [0, 1, 4, 2, 5, 3]))
@@ -247,4 +248,5 @@ _RULES: dict[str, Callable[[Graph, relax.Call], Replacement | None]] = {
     "relax.concat": _concat,
     "relax.nn.prelu": _prelu,
     "relax.nn.pixel_shuffle": _pixel_shuffle,
+    "narrowcast.fake_quantize": rounding_rule,
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
 from ...ir import Constant, constant_value, op_name
+from ...operators.quantization import Grid
 from . import vector_math as vm
 from .vector_math import Vector, splat
 
@@ -123,6 +125,15 @@ def _minimum(a: Vector, b: Vector) -> Vector:
     return T.Select(b < a, b, T.Select(a <= b, a, a + b))
 
 
+def _fake_quantize(call: relax.Call, operands: Sequence[Vector]) -> Vector:
+    """Everything as floats: the levels without the zero point are integers that float32 holds exactly."""
+    grid, x = Grid.of(call), operands[0]
+    inverse = float(np.float32(1.0) / np.float32(grid.scale))
+    steps = vm.bound(vm.intrinsic("llvm.roundeven", vm.bound(x * _constant(inverse, x))))
+    raised = vm.bound(vm.larger(steps, float(grid.low - grid.zero_point)))
+    return vm.smaller(raised, float(grid.high - grid.zero_point)) * _constant(grid.scale, x)
+
+
 def _rounded(name: str) -> Emitter:
     return _unary(lambda x: vm.intrinsic(name, x))
 
@@ -174,6 +185,7 @@ EMITTERS: dict[str, Emitter] = {
     "relax.nn.gelu": _unary(vm.gelu),
     "relax.nn.gelu_tanh": _unary(vm.gelu_tanh),
     "relax.nn.silu": _unary(vm.silu),
+    "narrowcast.fake_quantize": _fake_quantize,
     "narrowcast.hard_sigmoid": _unary(_hard_sigmoid),
     "narrowcast.hard_swish": _unary(lambda x: x * _hard_sigmoid(x)),
 }

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,8 @@ from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, constant_value, op_name, outputs_of, shape_of, uses_of
+from ...ir import Constant, Dim, constant_value, dims_of, is_equal_dim, op_name, outputs_of, product_of, uses_of
+from ...operators.quantization import grid_of
 from ...precision import FLOAT32, Storage
 from ..target import Capabilities
 from .elementwise_ops import emit_op, scalar_of, tensor_operands
@@ -89,31 +89,33 @@ class Epilogue:
         self.vector_lanes = capabilities.vector_bits // 32
         function = request.group.function
         self._result = outputs_of(function)[0]
-        self.shape = shape_of(self._result) or (1,)
+        self.shape = dims_of(self._result) or (1,)
         self._anchor = anchor.var if anchor is not None else None
         self._steps = self._collect_steps(anchor)
         if take_bias and anchor is not None:
             self._take_bias(function)
-        if anchor is not None:
-            self._drop_implied_relu()
+        last = self._steps[-1] if self._steps else None
+        self._drop_implied_steps()
         self._operands: dict[relax.Var | Constant, _Operand] = {}
         for binding in self._steps:
             for operand in tensor_operands(binding.value):
                 self._add_operand(operand, binding)
+        if last is not None:
+            self._add_operand(self._result, last)
         if anchor is None:
             self._coalesce()
         self._views: dict[relax.Var | Constant, tvm.ir.Expr] = {}
         self._outputs: list[tvm.ir.Expr] = []
 
     @property
-    def columns(self) -> int:
+    def columns(self) -> Dim:
         """Length of the output's last axis."""
         return self.shape[-1]
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> Dim:
         """Product of all other dimensions."""
-        return prod(self.shape[:-1])
+        return product_of(self.shape[:-1])
 
     @property
     def is_identity(self) -> bool:
@@ -147,19 +149,26 @@ class Epilogue:
         self._anchor = first.var
         self._steps = self._steps[1:]
 
-    def _drop_implied_relu(self) -> None:
-        """Remove a last relu that every output implies: an unsigned storage with zero point 0 holds nothing below 0."""
-        if not self._steps or op_name(self._steps[-1].value) != "relax.nn.relu":
-            return
-        if all(s.qparams is not None and s.qparams.zero_point == 0 for s in self.request.outputs):
-            self._result = self._steps.pop().value.args[0]
+    def _drop_implied_steps(self) -> None:
+        """Remove last steps that every output implies: a rounding to the grid that is stored, and a relu before an
+        unsigned storage with zero point 0, which holds nothing below 0."""
+        stored = [s.qparams for s in self.request.outputs]
+        while self._steps:
+            call = self._steps[-1].value
+            grid = grid_of(call)
+            rounds = grid is not None and grid.fills_storage and all(q == grid.qparams for q in stored)
+            clamps = op_name(call) == "relax.nn.relu" and all(q is not None and q.zero_point == 0 for q in stored)
+            if not (rounds or clamps):
+                return
+            self._result = call.args[0]
+            self._steps.pop()
 
     def _add_operand(self, operand: tvm.ir.Expr, binding: relax.VarBinding) -> None:
         computed = [b.var for b in self._steps] + ([self._anchor] if self._anchor is not None else [])
         if scalar_of(operand) is not None or operand in self._operands or any(operand.same_as(v) for v in computed):
             return
         shape = self._aligned_shape(operand, binding)
-        params = list(self.request.group.function.params)
+        params = self.request.group.parameters
         if isinstance(operand, Constant):
             self._operands[operand] = _Operand(True, len(self.constants), shape, _constant_storage(operand))
             self.constants.append(np.ascontiguousarray(constant_value(operand)))
@@ -170,15 +179,16 @@ class Epilogue:
                                            layer=self.request.group.name, found=str(operand))
         self._operands[operand] = _Operand(False, source, shape, self.request.inputs[source])
 
-    def _aligned_shape(self, operand: tvm.ir.Expr, binding: relax.VarBinding) -> tuple[int, ...]:
+    def _aligned_shape(self, operand: tvm.ir.Expr, binding: relax.VarBinding) -> tuple[Dim, ...]:
         """The operand's shape with the output's rank; prelu's slope lies along its axis."""
-        shape, rank = shape_of(operand), len(self.shape)
+        shape, rank = dims_of(operand), len(self.shape)
         call = binding.value
         if op_name(call) == "relax.nn.prelu" and operand.same_as(call.args[1]) and len(shape) == 1:
             axis = int(call.attrs.axis) % rank
             shape = tuple(shape[0] if d == axis else 1 for d in range(rank))
         shape = (1,) * (rank - len(shape)) + shape
-        if len(shape) != rank or any(s not in (1, d) for s, d in zip(shape, self.shape, strict=True)):
+        if len(shape) != rank or not all(is_one(s) or is_equal_dim(s, d)
+                                         for s, d in zip(shape, self.shape, strict=True)):
             raise UnsupportedOperatorError("an operand does not broadcast to the output of its group",
                                            layer=self.request.group.name, found=shape, expected=self.shape)
         return shape
@@ -210,7 +220,7 @@ class Epilogue:
 
     def apply(self, acc: Vector | None, position: Position, lanes: Index) -> Vector:
         """The chain's result for the vector at ``position``, float32, not yet stored."""
-        width = lanes_of(acc) if acc is not None else self.vector_lanes if self.columns > 1 else 1
+        width = lanes_of(acc) if acc is not None else self.vector_lanes if not is_one(self.columns) else 1
         values: dict[relax.Var | Constant, Vector] = {}
         if self._anchor is not None:
             values[self._anchor] = bound(acc)
@@ -218,7 +228,7 @@ class Epilogue:
             operands = [self._value(operand, values, position, width, lanes)
                         for operand in tensor_operands(binding.value)]
             values[binding.var] = bound(emit_op(binding.value, operands, self.request.group.name))
-        return values[self._result] if self._result in values else values[self._anchor]
+        return self._value(self._result, values, position, width, lanes)
 
     def _value(self, operand: tvm.ir.Expr, values: dict[relax.Var | Constant, Vector], position: Position, width: int,
                lanes: Index) -> Vector:
@@ -233,7 +243,7 @@ class Epilogue:
     def _load(self, key: relax.Var | Constant, position: Position, width: int, lanes: Index) -> Vector:
         operand, view = self._operands[key], self._views[key]
         index = row_index(operand.shape[:-1], self.shape[:-1], position.row)
-        if operand.shape[-1] == 1 and (width > 1 or self.columns > 1):
+        if is_one(operand.shape[-1]) and (width > 1 or not is_one(self.columns)):
             return splat(load_float(view, index, 1, 1, operand.storage), width)
         return load_float(view, index * operand.shape[-1] + position.column, width, lanes, operand.storage)
 
@@ -244,43 +254,49 @@ class Epilogue:
             store_float(view, index, value, lanes, storage, self._features)
 
 
-def row_index(shape: Sequence[int], full: Sequence[int], row: Index) -> Index:
+def row_index(shape: Sequence[Dim], full: Sequence[Dim], row: Index) -> Index:
     """The flat row of a tensor with leading dimensions ``shape`` (1 where it broadcasts) for row ``row`` of ``full``.
 
     Neighbouring dimensions that are both broadcast, or both not, are taken together, so a tensor of the same leading
     shape costs no arithmetic.
     """
-    runs: list[list[int]] = []  # [extent, 1 where the operand has it], outermost first
+    runs: list[tuple[Dim, bool]] = []  # extent, and whether the operand has it, outermost first
     for have, want in zip(shape, full, strict=True):
-        if want == 1:
+        if is_one(want):
             continue
-        present = int(have == want)
+        present = not is_one(have)
         if runs and runs[-1][1] == present:
-            runs[-1][0] *= want
+            runs[-1] = (runs[-1][0] * want, present)
         else:
-            runs.append([want, present])
+            runs.append((want, present))
     result: Index = 0
-    inner, stride = 1, 1
+    inner: Dim = 1
+    stride: Dim = 1
     for position, (extent, present) in reversed(list(enumerate(runs))):
         if present:
-            digit = row if inner == 1 else T.floordiv(row, inner)
+            digit = row if is_one(inner) else T.floordiv(row, inner)
             digit = digit if position == 0 else T.floormod(digit, extent)
             result = result + digit * stride
-            stride *= extent
-        inner *= extent
+            stride = stride * extent
+        inner = inner * extent
     return result
 
 
-def merge_dimensions(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def is_one(extent: Dim) -> bool:
+    """Whether an extent is the number 1; a symbolic one is taken for any."""
+    return isinstance(extent, int) and extent == 1
+
+
+def merge_dimensions(shapes: Sequence[tuple[Dim, ...]]) -> list[tuple[Dim, ...]]:
     """Shapes of one rank with as few dimensions as describe the same broadcasting against the first of them.
 
     Dimensions of extent 1 are dropped; what remains has at least one dimension.
     """
-    merged: list[list[int]] = []  # one entry per kept dimension: its extent in every shape
+    merged: list[list[Dim]] = []  # one entry per kept dimension: its extent in every shape
     for extents in zip(*shapes, strict=True):
-        if extents[0] == 1:
+        if is_one(extents[0]):
             continue
-        if merged and all((a == 1) == (b == 1) for a, b in zip(merged[-1], extents, strict=True)):
+        if merged and all(is_one(a) == is_one(b) for a, b in zip(merged[-1], extents, strict=True)):
             merged[-1] = [a * b for a, b in zip(merged[-1], extents, strict=True)]
         else:
             merged.append(list(extents))

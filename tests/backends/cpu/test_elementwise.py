@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from tvm import relax
 
 from narrowcast import ir
 from narrowcast.backends.cpu.elementwise import build_elementwise
+from narrowcast.backends.cpu.epilogue import Epilogue
 from narrowcast.backends.cpu.kernel import KernelRequest
-from narrowcast.backends.target import Target
+from narrowcast.backends.target import Target, capabilities
 from narrowcast.errors import UnsupportedOperatorError
-from narrowcast.operators.custom import hard_sigmoid, hard_swish
+from narrowcast.operators.custom import fake_quantize, hard_sigmoid, hard_swish
+from narrowcast.operators.quantization import Grid
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
 from .groups import NATIVE, execute, group_of, stored
@@ -168,3 +171,40 @@ def test_comparisons_choose() -> None:
 def test_an_operator_without_vector_code_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"layer: no vector code.*\n.*relax\.tan"):
         execute(build_elementwise, request(unary(relax.op.tan)), [random(3, 37)])
+
+
+GRIDS = {"uint8": Grid(0.05, 120, 0, 255), "int8": Grid(0.03, -100, -128, 127), "seven bits": Grid(0.05, 0, 0, 127),
+         "int16": Grid(1e-3, 40, -2**15, 2**15 - 1)}
+
+
+def on_grid(x: np.ndarray, grid: Grid) -> np.ndarray:
+    steps = np.rint(x * (np.float32(1) / np.float32(grid.scale))) + grid.zero_point
+    return (np.clip(steps, grid.low, grid.high) - grid.zero_point) * np.float32(grid.scale)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_values_are_rounded_to_a_grid(grid: Grid, target: Target) -> None:
+    x = np.concatenate([random(111), [0.0, 1e9, -1e9]]).astype(np.float32).reshape(3, 38)
+    group = unary(lambda v: fake_quantize(v, **asdict(grid)), (3, 38))
+    (rounded,) = execute(build_elementwise, request(group), [x], target)
+    np.testing.assert_array_equal(rounded, on_grid(x, grid))
+    if grid.qparams is not None:
+        both = request(group, FLOAT32, Storage("uint8", grid.qparams))
+        for found in execute(build_elementwise, both, [x], target):
+            np.testing.assert_allclose(found, rounded, rtol=EPS)
+        alone = request(group, Storage("uint8", grid.qparams), inputs=(Storage("uint8", grid.qparams),))
+        (found,) = execute(build_elementwise, alone, [x], target)
+        np.testing.assert_allclose(found, rounded, rtol=EPS)
+
+
+def test_a_rounding_that_the_storage_is_costs_nothing() -> None:
+    def body(b: ir.GraphBuilder, p: list[relax.Var]) -> relax.Var:
+        return b.emit(fake_quantize(b.emit(nn.relu(p[0]), "layer"), scale=0.1, zero_point=0, low=0, high=255), "round")
+
+    group = group_of("elementwise", [(3, 37)], body)
+    x, storage = random(3, 37), Storage("uint8", QParams(0.1, 0))
+    assert Epilogue(request(group, storage), capabilities(NATIVE)).is_identity
+    assert not Epilogue(request(group, storage, FLOAT32), capabilities(NATIVE)).is_identity
+    (found,) = execute(build_elementwise, request(group, storage), [x])
+    np.testing.assert_allclose(found, on_grid(x, Grid(0.1, 0, 0, 255)), rtol=EPS)
