@@ -25,6 +25,8 @@ def register(name: str, arity: int, infer_type: Callable[[relax.Call], object]) 
 
 _HARD_SWISH = register("narrowcast.hard_swish", 1, lambda call: call.args[0].ty)
 _HARD_SIGMOID = register("narrowcast.hard_sigmoid", 1, lambda call: call.args[0].ty)
+_BITCAST = register("narrowcast.bitcast", 1,
+                    lambda call: relax.TensorType(call.args[0].ty.shape, str(call.attrs["dtype"])))
 _FAKE_QUANTIZE = register("narrowcast.fake_quantize", 1, lambda call: call.args[0].ty)
 
 
@@ -36,6 +38,11 @@ def hard_swish(x: tvm.ir.Expr) -> relax.Call:
 def hard_sigmoid(x: tvm.ir.Expr) -> relax.Call:
     """``clip(x + 3, 0, 6) / 6``, elementwise; forms with another slope are written out by the importer."""
     return relax.Call(_HARD_SIGMOID, [x])
+
+
+def bitcast(x: tvm.ir.Expr, dtype: str) -> relax.Call:
+    """The bits of every element read as another type of the same width."""
+    return relax.Call(_BITCAST, [x], tvm.ir.make_node("ir.DictAttrs", dtype=dtype))
 
 
 def fake_quantize(x: tvm.ir.Expr, *, scale: float, zero_point: int, low: int, high: int) -> relax.Call:

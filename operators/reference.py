@@ -7,6 +7,7 @@ the evaluator of plans and the tests of passes and kernels all run through here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,46 @@ import tvm
 from tvm import relax
 
 from ..errors import CompileError, DataError, UnsupportedOperatorError, VerificationError
-from ..ir import Constant, Expr, constant_value, op_bindings, op_name, outputs_of, variables_of
-from . import reference_elementwise, reference_nn, reference_reduce, reference_resize, reference_shape
+from ..ir import (
+    Constant,
+    Expr,
+    constant_value,
+    dim_text,
+    dims_of,
+    evaluate_dim,
+    is_number,
+    match_dims,
+    op_bindings,
+    op_name,
+    outputs_of,
+    variables_of,
+)
+from . import (
+    reference_elementwise,
+    reference_nn,
+    reference_recurrent,
+    reference_reduce,
+    reference_resize,
+    reference_shape,
+    reference_unsigned,
+)
 from .semantics import Semantics, Value, tensor_of
+
+# The extents of a module whose shapes are all static.
+NO_SYMBOLS: Mapping[str, int] = MappingProxyType({})
 
 SEMANTICS: dict[str, Semantics] = {
     **reference_elementwise.TABLE,
     **reference_nn.TABLE,
+    **reference_recurrent.TABLE,
     **reference_reduce.TABLE,
     **reference_resize.TABLE,
     **reference_shape.TABLE,
 }
 
 
-def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = None) -> Value:
+def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = None,
+                  extents: Mapping[str, int] = NO_SYMBOLS) -> Value:
     """The value of one operator call.
 
     Parameters
@@ -37,6 +64,7 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
     args : a value for every variable and every constant among its arguments, in order, those inside tuples
         included (a variable of tuple type has a tuple).
     layer : the name of the binding, for errors.
+    extents : the symbols' extents by name, for the shapes and numbers among the arguments.
 
     Raises UnsupportedOperatorError, naming the operator and the binding, where there are no semantics; DataError for
     an index outside of a table.
@@ -46,8 +74,10 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
         raise UnsupportedOperatorError(f"the operator {name or call.op} has no reference semantics", layer=layer,
                                        hint="add it to a table of operators/reference_*.py")
     values = iter(args)
-    arguments = [_argument(a, values) for a in call.args]
+    arguments = [_argument(a, values, extents) for a in call.args]
     try:
+        if reference_unsigned.concerns(arguments, call):
+            return reference_unsigned.evaluate(SEMANTICS[name], arguments, call)
         return SEMANTICS[name](arguments, call)
     except CompileError as error:
         if layer is None or error.layer is not None:
@@ -56,35 +86,39 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
                           hint=error.hint) from error
 
 
-def evaluate_tensor(call: relax.Call, args: Sequence[Value], layer: str | None = None) -> torch.Tensor:
+def evaluate_tensor(call: relax.Call, args: Sequence[Value], layer: str | None = None,
+                    extents: Mapping[str, int] = NO_SYMBOLS) -> torch.Tensor:
     """``evaluate_call`` for an operator with one result. VerificationError for one with several."""
-    value = evaluate_call(call, args, layer)
+    value = evaluate_call(call, args, layer, extents)
     if isinstance(value, tuple):
         raise VerificationError("the operator has several results where one is wanted", layer=layer,
                                 found=f"{len(value)} results of {op_name(call)}")
     return value
 
 
-def _argument(expr: Expr, values: Iterator[Value]) -> Any:
-    if isinstance(expr, (relax.Var, Constant)):
-        return next(values)
-    if isinstance(expr, relax.Tuple):
-        return tuple(_argument(f, values) for f in expr.fields)
-    if isinstance(expr, relax.ShapeExpr):
-        return tuple(_argument(v, values) for v in expr.values)
+def _argument(expr: Expr, values: Iterator[Value], extents: Mapping[str, int]) -> Any:
     if isinstance(expr, (tvm.tirx.IntImm, tvm.tirx.FloatImm)):
         return expr.value
+    if isinstance(expr, (relax.Var, Constant)) and not is_number(expr):
+        return next(values)
+    if isinstance(expr, relax.Tuple):
+        return tuple(_argument(f, values, extents) for f in expr.fields)
+    if isinstance(expr, relax.ShapeExpr):
+        return tuple(_argument(v, values, extents) for v in expr.values)
+    if is_number(expr):
+        return evaluate_dim(expr, extents)
     raise VerificationError("an argument that is not of the normal form", found=str(expr))
 
 
 def leaves_of(expr: Expr) -> Iterator[relax.Var | Constant]:
     """The variables and constants among a call's arguments, in the order ``evaluate_call`` wants their values."""
     if isinstance(expr, (relax.Var, Constant)):
-        yield expr
+        if not is_number(expr):
+            yield expr
     elif isinstance(expr, relax.Tuple):
         for field in expr.fields:
             yield from leaves_of(field)
-    elif isinstance(expr, relax.Call):
+    elif isinstance(expr, relax.Call) and not is_number(expr):
         for arg in expr.args:
             yield from leaves_of(arg)
 
@@ -98,7 +132,19 @@ def run(mod_or_func: tvm.IRModule | relax.Function,
     """
     mod = mod_or_func if isinstance(mod_or_func, tvm.IRModule) else None
     func = mod["main"] if mod is not None else mod_or_func
-    return _run(func, _ordered(func, inputs), mod)
+    tensors = _ordered(func, inputs)
+    return _run(func, tensors, mod, extents_of(func.params, tensors))
+
+
+def extents_of(params: Sequence[relax.Var], inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+    """The symbols' extents by name, from the shapes of actual inputs. DataError for an input that does not fit."""
+    extents: dict[str, int] = {}
+    for param, value in zip(params, inputs, strict=True):
+        dims = dims_of(param)
+        if len(dims) != value.dim() or match_dims(dims, tuple(value.shape), extents) is not None:
+            raise DataError("an input has the wrong shape", layer=param.name, found=tuple(value.shape),
+                            expected=[d if isinstance(d, int) else dim_text(d) for d in dims])
+    return extents
 
 
 def _ordered(func: relax.Function,
@@ -114,13 +160,15 @@ def _ordered(func: relax.Function,
     return list(inputs)
 
 
-def _run(func: relax.Function, inputs: Sequence[torch.Tensor], mod: tvm.IRModule | None) -> list[torch.Tensor]:
-    values: dict[relax.Var, Value] = dict(zip(func.params, inputs, strict=True))
+def _run(func: relax.Function, inputs: Sequence[torch.Tensor], mod: tvm.IRModule | None,
+         extents: Mapping[str, int]) -> list[torch.Tensor]:
+    tensors = [p for p in func.params if not isinstance(p.ty, relax.ShapeType)]
+    values: dict[relax.Var, Value] = dict(zip(tensors, inputs, strict=True))
     outputs, bindings = outputs_of(func), op_bindings(func)
     last_use = {var: i for i, b in enumerate(bindings) for var in variables_of(b.value)}
     last_use.update(dict.fromkeys(outputs, len(bindings)))
     for i, binding in enumerate(bindings):
-        values[binding.var] = _value(binding, values, mod)
+        values[binding.var] = _value(binding, values, mod, extents)
         for var in (*variables_of(binding.value), binding.var):
             if last_use.get(var, i) <= i:
                 values.pop(var, None)
@@ -131,7 +179,8 @@ def _run(func: relax.Function, inputs: Sequence[torch.Tensor], mod: tvm.IRModule
     return results
 
 
-def _value(binding: relax.VarBinding, values: Mapping[relax.Var, Value], mod: tvm.IRModule | None) -> Value:
+def _value(binding: relax.VarBinding, values: Mapping[relax.Var, Value], mod: tvm.IRModule | None,
+           extents: Mapping[str, int]) -> Value:
     expr = binding.value
     if isinstance(expr, (relax.Var, Constant)):
         return _leaf(expr, values)
@@ -144,9 +193,9 @@ def _value(binding: relax.VarBinding, values: Mapping[relax.Var, Value], mod: tv
         if mod is None:
             raise VerificationError("a call of another function needs its module", found=str(expr.op))
         function = mod[expr.op]
-        results = _run(function, leaves, mod)  # type: ignore[arg-type]
+        results = _run(function, leaves, mod, extents)  # type: ignore[arg-type]
         return tuple(results) if isinstance(function.ret_ty, relax.TupleType) else results[0]
-    return evaluate_call(expr, leaves, binding.var.name)
+    return evaluate_call(expr, leaves, binding.var.name, extents)
 
 
 def _leaf(expr: Expr, values: Mapping[relax.Var, Value]) -> Value:

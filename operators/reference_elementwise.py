@@ -11,7 +11,7 @@ from torch.nn import functional
 from tvm import relax
 
 from .quantization import Grid
-from .semantics import Semantics, of_tensors, result_dtype
+from .semantics import Semantics, of_tensors, result_dtype, result_types
 
 
 def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -76,6 +76,10 @@ def _round(x: torch.Tensor) -> torch.Tensor:
 
 def _astype(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
     return args[0].to(result_dtype(call))
+
+
+def _bitcast(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
+    return args[0].contiguous().view(result_types(call)[0])
 
 
 def _filled(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
@@ -150,6 +154,7 @@ TABLE: dict[str, Semantics] = {
     "relax.nn.prelu": _prelu,
     "relax.nn.dropout": _dropout,
     "narrowcast.fake_quantize": _fake_quantize,
+    "narrowcast.bitcast": _bitcast,
     "narrowcast.hard_swish": of_tensors(hard_swish),
     "narrowcast.hard_sigmoid": of_tensors(hard_sigmoid),
     "relax.astype": _astype,

@@ -1,5 +1,5 @@
 """Reference semantics of the operators that networks are made of: convolutions, matrix products, attention,
-normalizations, softmax and the recurrent layer. Layouts are permuted to PyTorch's and back."""
+normalizations and softmax. Layouts are permuted to PyTorch's and back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ def _conv(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
     before, after = padding[:rank - 2], padding[rank - 2:]
     if before != after:
         x, before = pad_spatial(x, before, after), (0,) * (rank - 2)
+    dtype = x.dtype
+    if not dtype.is_floating_point:  # PyTorch convolves no integers; float64 holds the sums.
+        x, w = x.double(), w.double()
     y = _CONV[rank](x, w, None, ints(attrs.strides), before, ints(attrs.dilation), int(attrs.groups))
+    y = y if dtype.is_floating_point else y.long().to(dtype)
     return _with_out_dtype(to_layout(y, "NC" + spatial, attrs.out_layout), call)
 
 
@@ -149,28 +153,6 @@ def _batch_norm(args: Sequence[Any], call: relax.Call) -> tuple[torch.Tensor, ..
     return y, mean, variance
 
 
-def _lstm_direction(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor, h: torch.Tensor,
-                    c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gates = torch.matmul(x, w.T) + b
-    states = []
-    for step in range(x.shape[0]):
-        i, o, f, g = (gates[step] + torch.matmul(h, r.T)).chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        states.append(h)
-    return torch.stack(states), h, c
-
-
-def _lstm(args: Sequence[Any], call: relax.Call) -> tuple[torch.Tensor, ...]:
-    x, *parameters = args
-    results = []
-    for direction, own in enumerate(zip(*parameters, strict=True)):
-        sequence, h, c = _lstm_direction(x.flip(0) if direction else x, *own)
-        results.append((sequence.flip(0) if direction else sequence, h, c))
-    states, hidden, cells = (list(values) for values in zip(*results, strict=True))
-    return torch.stack(states, dim=1), torch.stack(hidden), torch.stack(cells)
-
-
 TABLE: dict[str, Semantics] = {
     **{f"relax.nn.conv{n}d": _conv for n in (1, 2, 3)},
     **{f"relax.nn.conv{n}d_transpose": _conv_transpose for n in (1, 2, 3)},
@@ -184,5 +166,4 @@ TABLE: dict[str, Semantics] = {
     "relax.nn.group_norm": _group_norm,
     "relax.nn.instance_norm": _instance_norm,
     "relax.nn.batch_norm": _batch_norm,
-    "narrowcast.lstm": _lstm,
 }

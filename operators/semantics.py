@@ -42,14 +42,19 @@ def tensor_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
-def result_dtype(call: relax.Call) -> torch.dtype:
-    """The element type that Relax infers for the call's result (a tuple's first)."""
+def result_types(call: relax.Call) -> tuple[torch.dtype, ...]:
+    """The element types that Relax infers for the call's results."""
     ty = call.ty
     if not isinstance(ty, (relax.TensorType, relax.TupleType)):
         ty = relax.BlockBuilder().normalize(call).ty
-    while isinstance(ty, relax.TupleType):
-        ty = ty.fields[0]
-    return torch_dtype(ty.dtype)
+    return tuple(torch_dtype(t.dtype) for t in (ty.fields if isinstance(ty, relax.TupleType) else [ty]))
+
+
+def result_dtype(call: relax.Call) -> torch.dtype:
+    """The element type to compute the call's (first) result in: its own, or int64 for one that PyTorch does not
+    compute with (``reference_unsigned``)."""
+    dtype = result_types(call)[0]
+    return torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
 
 
 def ints(values: Any) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from tvm import relax
 from ...errors import UnsupportedOperatorError
 from ...ir import Constant, GraphBuilder, constant_value, op_bindings, op_name, outputs_of, substitute
 from ..target import Capabilities
+from . import legalizations as legalizations  # Registers what our own operators legalize to.
 from .kernel import Kernel, KernelRequest, identifier
 from .loops import SERIAL_ELEMENTS
 from .pipeline import lower_blocks

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from . import (
     activations,
+    casts,
     contributed,
     convolutions,
     elementwise,
+    generators,
     indexing,
+    integers,
     linear,
     movement,
     normalization,
@@ -19,11 +22,12 @@ from . import (
     recurrent,
     reductions,
     resizing,
+    slicing,
 )
 from .node import OPERATORS, OnnxNode, Value, normal_dtype
 
 __all__ = ["OPERATORS", "OnnxNode", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, contributed, convolutions, elementwise, indexing, linear, movement, normalization, pooling,
-          quantization, recurrent, reductions, resizing)
+TABLES = (activations, casts, contributed, convolutions, elementwise, generators, indexing, integers, linear,
+          movement, normalization, pooling, quantization, recurrent, reductions, resizing, slicing)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
-from onnx import helper
 from tvm import relax
 
-from ...ir import Expr, dtype_of, shape_of
-from .node import OnnxNode, Results, Value, normal_dtype, operator
+from ...ir import Dim, Expr, dims_of, dtype_of, equal_dims
+from .broadcasting import broadcastable, fitted
+from .generators import filled
+from .casts import convert
+from .node import OnnxNode, Results, operator
 
 _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "Abs": relax.op.abs, "Acos": relax.op.acos, "Acosh": relax.op.acosh, "Asin": relax.op.asin,
@@ -46,7 +48,7 @@ def unary(node: OnnxNode) -> Results:
 @operator(*_COMMUTATIVE)
 def commutative(node: OnnxNode) -> Results:
     """The constant comes second, as the PyTorch frontend writes it."""
-    a, b = node.expr(0), node.expr(1)
+    a, b = broadcastable(node, [node.expr(0), node.expr(1)])
     if node.is_known(0) and not node.is_known(1):
         a, b = b, a
     return node.emit(_COMMUTATIVE[node.op](a, b))
@@ -54,12 +56,12 @@ def commutative(node: OnnxNode) -> Results:
 
 @operator(*_ORDERED)
 def ordered(node: OnnxNode) -> Results:
-    return node.emit(_ORDERED[node.op](node.expr(0), node.expr(1)))
+    return node.emit(_ORDERED[node.op](*broadcastable(node, [node.expr(0), node.expr(1)])))
 
 
 @operator(*_VARIADIC)
 def variadic(node: OnnxNode) -> Results:
-    values = [node.expr(i) for i in range(len(node.inputs))]
+    values = broadcastable(node, [node.expr(i) for i in range(len(node.inputs))])
     result = reduce(lambda a, b: node.emit(_VARIADIC[node.op](a, b)), values)
     if node.op == "Mean" and len(values) > 1:
         return node.emit(relax.op.multiply(result, node.constant(np.float32(1 / len(values)))))
@@ -69,7 +71,7 @@ def variadic(node: OnnxNode) -> Results:
 @operator("Div")
 def divide(node: OnnxNode) -> Results:
     """Integers are divided towards zero."""
-    a, b = node.expr(0), node.expr(1)
+    a, b = broadcastable(node, [node.expr(0), node.expr(1)])
     if node.dtype(0) == "float32":
         return node.emit(relax.op.divide(a, b))
     if node.is_known(1) and not node.known(1, "a divisor").all():
@@ -83,7 +85,7 @@ def divide(node: OnnxNode) -> Results:
 @operator("Mod")
 def modulo(node: OnnxNode) -> Results:
     """``fmod`` has the sign of the dividend, ``mod`` that of the divisor."""
-    a, b = node.expr(0), node.expr(1)
+    a, b = broadcastable(node, [node.expr(0), node.expr(1)])
     if node.attribute("fmod", 0):
         size = node.emit(relax.op.floor_mod(node.emit(relax.op.abs(a), "dividend"),
                                             node.emit(relax.op.abs(b), "divisor")))
@@ -96,7 +98,7 @@ def power(node: OnnxNode) -> Results:
     """Known exponents 2, 1/2 and 1 become a product, a root and nothing."""
     x = node.expr(0)
     if node.is_known(1) and node.known(1, "an exponent").size == 1 and node.dtype(0) == "float32" \
-            and len(node.shape(1)) <= len(node.shape(0)):
+            and node.rank(1) <= node.rank(0):
         exponent = float(node.known(1, "an exponent").reshape(()))
         if exponent == 1.0:
             return node.value(0)
@@ -107,7 +109,7 @@ def power(node: OnnxNode) -> Results:
     exponents = node.value(1)
     if isinstance(exponents, np.ndarray):
         return node.emit(relax.op.power(x, node.constant(exponents, dtype_of(x))))
-    return node.emit(relax.op.power(x, convert(node, exponents, dtype_of(x))))
+    return node.emit(relax.op.power(*broadcastable(node, [x, node.constant(convert(node, exponents, dtype_of(x)))])))
 
 
 @operator("Reciprocal")
@@ -120,7 +122,7 @@ def bit_shift(node: OnnxNode) -> Results:
     op = {"LEFT": relax.op.left_shift, "RIGHT": relax.op.right_shift}.get(node.attribute("direction", ""))
     if op is None:
         raise node.fault("the direction is neither LEFT nor RIGHT", found=node.attribute("direction"))
-    return node.emit(op(node.expr(0), node.expr(1)))
+    return node.emit(op(*broadcastable(node, [node.expr(0), node.expr(1)])))
 
 
 @operator("IsInf")
@@ -130,42 +132,16 @@ def is_infinite(node: OnnxNode) -> Results:
     if positive and negative:
         return node.emit(relax.op.isinf(x))
     if not positive and not negative:
-        return np.zeros(node.shape(0), bool)
+        return filled(node, node.dims(0), np.asarray(False))
     return node.emit(relax.op.equal(x, node.constant(np.float32(np.inf if positive else -np.inf))))
 
 
 @operator("Where")
 def where(node: OnnxNode) -> Results:
-    return node.emit(relax.op.where(node.expr(0), node.expr(1), node.expr(2)))
+    return node.emit(relax.op.where(*broadcastable(node, [node.expr(i) for i in range(3)])))
 
 
-@operator("Cast")
-def cast(node: OnnxNode) -> Results:
-    try:
-        dtype = helper.tensor_dtype_to_np_dtype(node.attribute("to", 0))
-    except (KeyError, TypeError) as error:
-        raise node.fault("the element type is unknown", found=node.attribute("to")) from error
-    return convert(node, node.value(0), dtype)
-
-
-@operator("CastLike")
-def cast_like(node: OnnxNode) -> Results:
-    return convert(node, node.value(0), node.dtype(1))
-
-
-def convert(node: OnnxNode, value: Value, dtype: object) -> Value:
-    """``value`` in elements of ``dtype`` as they are in normal form; itself where nothing changes."""
-    wanted = normal_dtype(dtype)
-    if wanted is None:
-        raise node.unsupported(f"to elements of type {dtype}")
-    x = node.constant(value)
-    if dtype_of(x) == wanted:
-        return value
-    if wanted == "bool":
-        return node.emit(relax.op.not_equal(x, node.constant(np.zeros((), dtype_of(x)))))
-    return node.emit(relax.op.astype(x, wanted))
-
-
-def broadcast(node: OnnxNode, x: Expr, shape: tuple[int, ...]) -> Expr:
+def broadcast(node: OnnxNode, x: Expr, shape: Sequence[Dim]) -> Expr:
     """``x`` broadcast to ``shape``; itself where it has that shape."""
-    return x if shape_of(x) == shape else node.emit(relax.op.broadcast_to(x, shape))
+    x = fitted(node, x, shape)
+    return x if equal_dims(dims_of(x), shape) else node.emit(relax.op.broadcast_to(x, shape))
