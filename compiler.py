@@ -32,7 +32,8 @@ from .calibration.statistics import Statistics
 from .decisions import build_plan
 from .errors import BudgetError, DataError, PlanError, TargetError
 from .frontends import ImportedModel, import_model
-from .ir import TensorSpec, groups_of
+from .given import GIVEN_REASON, Given
+from .ir import TensorSpec, groups_of, outputs_of
 from .passes import run_pipeline
 from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of
 from .precision import Decision, Precision, PrecisionPlan, QParams
@@ -65,6 +66,8 @@ def compile(
     metric: Any = None,
     precision: str | Precision | None = None,
     example_inputs: Any = None,
+    dynamic_shapes: Any = None,
+    dims: Mapping[str, int] | None = None,
     per_channel: bool = True,
     calibrator: Calibrator = calibrators.DEFAULT,
     num_threads: int | None = None,
@@ -85,7 +88,11 @@ def compile(
     metric : for a plain number, or to report the drop of a forced precision.
     precision : force one precision wherever target and operator have it; where they lack INT8, BF16 takes its place,
         then FP32.
-    example_inputs : what fixes the shapes; by default the first sample of the data, batch 1.
+    example_inputs : inputs as a call has them; by default the first sample of the data, batch 1. A module is exported
+        with them; where dims are symbolic they say which extents the program should be fastest at.
+    dynamic_shapes : for a module, which dims stay symbolic, as ``torch.export.export`` takes it. Exported programs and
+        ONNX models bring their symbolic dims.
+    dims : fixes symbolic dims by name: ``{"batch": 1}``.
     per_channel : whether INT8 weights have a scale per output channel.
     calibrator : how ranges become quantization parameters.
     num_threads : threads of the program; by default every CPU the process may use.
@@ -122,11 +129,13 @@ def compile(
     with job.phase("import"):
         if example_inputs is None:
             example_inputs = example_of(budget.data if budget else data)
-        job.imported = import_model(model, example_inputs)
+        job.imported = import_model(model, example_inputs, dynamic_shapes, dims)
     with job.phase("passes"):
         job.normalize()
     if budget is not None:
         return job.under_budget(budget)
+    if forced is None and metric is None and job.network.given.qparams:
+        return job.program(job.given_plan(), job.report())
     if forced is None or (forced is Precision.FP32 and metric is None):
         return job.program(job.exact_plan(), job.report())
     return job.forced_to(data, metric)
@@ -179,7 +188,8 @@ class _Job:
         """Imported module -> grouped form, every stage kept."""
         self.stages.append(stage_of("import", self.imported.mod))
         mod = run_pipeline(self.imported.mod, observe=lambda name, m: self.stages.append(stage_of(name, m)))
-        self.network = Network.of(mod, groups_of(mod))
+        network = Network.of(mod, groups_of(mod), self.imported.hints)
+        self.network = replace(network, given=Given()) if self.forced is Precision.FP32 else network
         self.module_hash = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) & (2**64 - 1):016x}"
 
     # The three ways ------------------------------------------------------------------------------------------------
@@ -198,6 +208,17 @@ class _Job:
         plan = build_plan(solve(replace(problem, storages=storages)), {})
         reason = "exact FP32: no budget was given" if self.forced is None else "FP32 was asked for"
         return self.finish_plan(replace(plan, decisions=tuple(replace(d, reason=reason) for d in plan.decisions)))
+
+    def given_plan(self) -> PrecisionPlan:
+        """What a quantized model gives, in INT8; everything else in FP32."""
+        qparams = self.network.given.qparams
+        costs = nominal_costs(self.network, self.target, qparams)
+        open_ = {g.name: precisions_of(self.network, g, self.target, qparams) for g in self.network.groups}
+        forced = {name: Precision.FP32 if Precision.FP32 in found else found[0] for name, found in open_.items()}
+        problem = build_problem(self.network, costs, qparams, {}, None, forced)
+        storages = {t: ("float32", "uint8") if t in qparams else ("float32",) for t in self.network.shapes}
+        reasons = {name: f"FP32: {reason}" for name, reason in self.network.given.reasons.items()}
+        return self.finish_plan(build_plan(solve(replace(problem, storages=storages)), qparams, reasons))
 
     def forced_to(self, data: Any, metric: Any) -> Program:
         """One precision wherever it exists; the drop is reported where there is a metric."""
@@ -264,7 +285,9 @@ class _Job:
         for done, sample in enumerate(samples, 1):
             self.evaluator.visit(sample.inputs, self.statistics.observe)
             self.progress("calibrate values", done, len(samples))
-        qparams = calibrators.calibrate(self.network.groups, self.statistics, self.calibrator)
+        qparams = calibrators.calibrate(
+            self.network.groups, self.statistics, self.calibrator, self.network.given.qparams
+        )
         self.corrections = estimate_corrections(
             self.evaluator,
             [s.inputs for s in samples[:CORRECTION_SAMPLES]],
@@ -288,7 +311,10 @@ class _Job:
                     qparams,
                     self.kernel,
                     lambda kernels: table.measure(
-                        kernels, self.target, lambda d, t: self.progress("measure kernels", d, t)
+                        kernels,
+                        self.target,
+                        lambda d, t: self.progress("measure kernels", d, t),
+                        self.network.typical,
                     ),
                     per_channel=self.per_channel,
                 )
@@ -329,7 +355,7 @@ class _Job:
         for group in self.network.groups:
             open_ = precisions_of(self.network, group, self.target, qparams)
             order = (self.forced, Precision.BF16, Precision.FP32)
-            result[group.name] = next(p for p in order if p in open_)
+            result[group.name] = next((p for p in order if p in open_), open_[0])
         return result
 
     def forced_plan(self, qparams: Mapping[str, QParams], samples: Samples) -> PrecisionPlan:
@@ -350,8 +376,11 @@ class _Job:
         return replace(plan, decisions=decisions, module_hash=self.module_hash, seed=self.seed)
 
     def _finish(self, decision: Decision) -> Decision:
-        """Nominal costs, which are those of forced plans, are no measurements."""
+        """Nominal costs, which are those of forced plans, are no measurements. What the model gives in INT8 has its
+        weights' own scales, and nothing to correct."""
         cost = decision.cost_us if self.forced is None and self.measured_costs else None
+        if decision.precision is Precision.INT8 and decision.op in self.network.given.groups:
+            return replace(decision, per_channel=True, cost_us=cost, reason=GIVEN_REASON)
         correction = self.corrections.get(decision.op, ()) if decision.precision is Precision.INT8 else ()
         return replace(decision, per_channel=self.per_channel, cost_us=cost, correction=correction)
 
@@ -374,7 +403,12 @@ class _Job:
         if plan.key not in self.built:
             with self.phase("emit"):
                 lowered = lower(
-                    self.network.mod, plan, self.target.capabilities, self.target.threads, emit_group=self.kernel
+                    self.network.mod,
+                    plan,
+                    self.target.capabilities,
+                    self.target.threads,
+                    typical=self.network.typical,
+                    emit_group=self.kernel,
                 )
                 library = build_library(lowered.mod, self.target.tvm_target())
                 self.built[plan.key] = _Built(
@@ -432,11 +466,8 @@ class _Job:
         share = shares(plan)
         main = self.network.mod["main"]
         inputs = self.imported.inputs
-        outputs = [
-            TensorSpec(n, tuple(int(d) for d in t.shape), str(t.dtype))
-            for n, t in zip(self.imported.outputs, _types(main.ret_ty), strict=True)
-        ]
-        latency = self.latencies(built, random_inputs(inputs))
+        outputs = [TensorSpec.of(v, n) for n, v in zip(self.imported.outputs, outputs_of(main), strict=True)]
+        latency = self.latencies(built, random_inputs(inputs, self.imported.hints))
         report = replace(
             report,
             weight_bytes=weight_bytes(built.lowered.constants),
@@ -454,6 +485,7 @@ class _Job:
             constants=built.lowered.constants,
             inputs=inputs,
             outputs=outputs,
+            typical=self.imported.hints,
             plan=plan,
             report=report,
             stages=[*self.stages, stage_of("lower", built.lowered.mod)],
@@ -478,10 +510,6 @@ class _Job:
             rounds = int(np.clip(LATENCY_SECONDS / 2 / (time.perf_counter() - start), 5, 100))
             timed = interleave(calls, rounds, warmup=2, pause=0.0)
             return {name: spread.median * 1e3 for name, spread in timed.items()}
-
-
-def _types(ty: Any) -> list[Any]:
-    return list(ty.fields) if hasattr(ty, "fields") else [ty]
 
 
 def _precision(precision: str | Precision | None) -> Precision | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
@@ -18,7 +18,19 @@ from .backends.cpu.kernel import Kernel, KernelRequest
 from .backends.lower import is_view
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
-from .ir import COMPUTE_KINDS, MOVEMENT_KINDS, OPAQUE_KINDS, Group, dtype_of, op_bindings, outputs_of, shape_of
+from .given import Given
+from .ir import (
+    COMPUTE_KINDS,
+    MOVEMENT_KINDS,
+    OPAQUE_KINDS,
+    Group,
+    dims_of,
+    dtype_of,
+    evaluate_dim,
+    op_bindings,
+    outputs_of,
+    shape_of,
+)
 from .precision import BFLOAT16, FLOAT32, STORAGE_PREFERENCE, Precision, QParams, Storage
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint8": 1}
@@ -30,24 +42,31 @@ _PROBE_ELEMENTS = 1 << 18
 class Network:
     """A module in grouped form with what planning needs to know of it.
 
-    shapes : the shape of every float tensor (model inputs, groups, fields of tuples), by name.
+    shapes : the shape of every float tensor (model inputs, groups, fields of tuples), by name, at the typical extents.
+    typical : an extent for every symbol, by name: what costs are measured at and kernels are made for.
     outputs : names of the model's outputs.
+    given : what a quantized model decides itself.
     """
 
     mod: tvm.IRModule
     groups: tuple[Group, ...]
     shapes: Mapping[str, tuple[int, ...]]
     outputs: tuple[str, ...]
+    typical: Mapping[str, int] = field(default_factory=dict)
+    given: Given = field(default_factory=Given)
 
     @classmethod
-    def of(cls, mod: tvm.IRModule, groups: Sequence[Group]) -> Network:
+    def of(cls, mod: tvm.IRModule, groups: Sequence[Group], typical: Mapping[str, int] | None = None) -> Network:
         """The network of a module in grouped form."""
+        extents = dict(typical or {})
         main = mod["main"]
         tensors = [*main.params, *(b.var for b in op_bindings(main))]
         shapes = {
-            v.name: shape_of(v) for v in tensors if isinstance(v.ty, relax.TensorType) and dtype_of(v) == "float32"
+            v.name: tuple(evaluate_dim(d, extents) for d in dims_of(v))
+            for v in tensors
+            if isinstance(v.ty, relax.TensorType) and dtype_of(v) == "float32"
         }
-        return cls(mod, tuple(groups), shapes, tuple(v.name for v in outputs_of(main)))
+        return cls(mod, tuple(groups), shapes, tuple(v.name for v in outputs_of(main)), extents, Given.of(groups))
 
     def products(self) -> int:
         """Multiply-adds of one call in convolutions and matrix products with constant weights: what the time of an
@@ -55,8 +74,8 @@ class Network:
         total = 0
         for group in self.groups:
             if group.kind in ("conv", "depthwise", "matmul"):
-                out = group.anchor.var
-                total += math.prod(shape_of(out)) * math.prod(shape_of(group.anchor.value.args[1])) // shape_of(out)[-1]
+                out = self.shapes[group.name]
+                total += math.prod(out) * math.prod(shape_of(group.anchor.value.args[1])) // out[-1]
         return total
 
     def exact_inputs(self, group: Group) -> tuple[str, ...]:
@@ -67,7 +86,7 @@ class Network:
         """Tensors that 256 levels may hold: what a multiplication computes or reads, and what only moves it. Others,
         such as masks, have distributions that no affine grid suits."""
         found = {g.name for g in self.groups if g.kind in COMPUTE_KINDS}
-        found |= {t for g in self.groups for t in self.exact_inputs(g)}
+        found |= {t for g in self.groups for t in self.exact_inputs(g)} | self.given.qparams.keys()
         links = [{g.name, *g.inputs} & self.shapes.keys() for g in self.groups if g.kind in MOVEMENT_KINDS]
         while grown := [link for link in links if link & found and not link <= found]:
             found.update(*grown)
@@ -87,12 +106,15 @@ def storage_of(tensor: str, dtype: str, qparams: Mapping[str, QParams]) -> Stora
 def precisions_of(
     network: Network, group: Group, target: Target, qparams: Mapping[str, QParams]
 ) -> tuple[Precision, ...]:
-    """What a group may compute in on a target, the most exact first."""
+    """What a group may compute in on a target, the most exact first; only INT8 where the model gives it and its
+    parameters are among ``qparams``."""
     if group.kind not in COMPUTE_KINDS:
         return (Precision.FP32,)
     found = [p for p in target.precisions() if group.kind != "attention" or p is not Precision.INT8]
     if not all(t in qparams for t in network.exact_inputs(group)):
         found = [p for p in found if p is not Precision.INT8]
+    if group.name in network.given.groups and Precision.INT8 in found:
+        return (Precision.INT8,)
     return tuple(found)
 
 
@@ -108,10 +130,11 @@ def candidate(
             return Storage(native)
         return storage_of(name, "float32" if dtype == "uint8" and name not in qparams else dtype, qparams)
 
-    inputs = tuple(stored(name, dtype_of(p)) for name, p in zip(group.inputs, function.params, strict=True))
+    inputs = tuple(stored(name, dtype_of(p)) for name, p in zip(group.inputs, group.parameters, strict=True))
     results = outputs_of(function)
     outputs = tuple(stored(group.name, dtype_of(r)) if len(results) == 1 else Storage(dtype_of(r)) for r in results)
-    return KernelRequest(group, precision, inputs, outputs, per_channel)
+    typical = tuple(sorted(network.typical.items()))
+    return KernelRequest(group, precision, inputs, outputs, per_channel, typical=typical)
 
 
 @dataclass(frozen=True)
@@ -178,7 +201,8 @@ def build_problem(
         GroupOptions.of(
             g,
             by_group[g.name],
-            {p: noise.compute.get((g.name, p), 0.0) if noise else 0.0 for p in by_group[g.name]},
+            {p: noise.compute.get((g.name, p), 0.0) if noise and g.name not in network.given.groups else 0.0
+             for p in by_group[g.name]},
             macs=macs.get(g.name, 0),
             shared_qparams=len({qparams.get(t) for t in g.inputs}) == 1,
         )
@@ -193,7 +217,9 @@ def build_problem(
     }
     levels = network.quantizable() & qparams.keys()
     storages = {t: STORAGE_PREFERENCE if t in levels else STORAGE_PREFERENCE[:2] for t in network.shapes}
-    storage_noise = {key: noise.storage[key] for key in _storages(storages) if key in noise.storage} if noise else {}
+    exact = {(t, "uint8") for t in network.given.qparams}
+    measured = noise.storage if noise else {}
+    storage_noise = {key: measured[key] for key in _storages(storages) if key in measured and key not in exact}
     return Problem(
         options,
         network.outputs,

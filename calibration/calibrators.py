@@ -98,17 +98,19 @@ DEFAULT: Calibrator = MeanSquaredError()
 
 
 def calibrate(groups: Iterable[Group], statistics: Mapping[str, TensorStatistics],
-              calibrator: Calibrator = DEFAULT) -> dict[str, QParams]:
+              calibrator: Calibrator = DEFAULT, given: Mapping[str, QParams] | None = None) -> dict[str, QParams]:
     """The parameters of every tensor that has statistics, by name, such that movement groups can keep levels.
 
+    given : parameters that a quantized model brings; they are kept.
     What a movement group with one input writes has its input's parameters. The inputs of one with several (concat)
     and its output share parameters where that makes no input's scale more than twice its own (one bit).
     """
     classes: dict[str, tuple[str, ...]] = {name: (name,) for name in statistics}
-    chosen = {name: calibrator(s) for name, s in statistics.items()}
+    fixed = given or {}
+    chosen = {name: fixed[name] if name in fixed else calibrator(s) for name, s in statistics.items()}
     for group in groups:
         names = dict.fromkeys((*group.inputs, group.name))
-        if group.kind not in MOVEMENT_KINDS or not all(n in statistics for n in names):
+        if group.kind not in MOVEMENT_KINDS or not all(n in statistics and n not in fixed for n in names):
             continue
         sources = tuple(dict.fromkeys(member for name in group.inputs for member in classes[name]))
         shared = calibrator(_together([statistics[s] for s in sources])) if len(sources) > 1 else chosen[sources[0]]

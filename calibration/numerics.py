@@ -16,7 +16,7 @@ from tvm import relax
 
 from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
-from ..operators.quantization import quantize_weights
+from ..operators.quantization import quantize_weights, weight_channel_axis
 from ..operators.reference import NO_SYMBOLS, evaluate_call, evaluate_tensor, leaves_of
 from ..operators.reference_nn import attention_scores
 from ..operators.semantics import Value, tensor_of
@@ -65,11 +65,6 @@ def weight_levels(weights: torch.Tensor, channel_axis: int, *, per_channel: bool
     shape = [1] * weights.dim()
     shape[channel_axis] = -1
     return torch.from_numpy(levels).float(), torch.from_numpy(scales).reshape(shape)
-
-
-def weight_channel_axis(call: relax.Call) -> int:
-    """The axis of the output channels of the constant weight of a convolution or a matmul."""
-    return -1 if op_name(call) == "relax.matmul" else str(call.attrs.kernel_layout).index("O")
 
 
 def channel_axis(call: relax.Call, rank: int) -> int:

@@ -26,8 +26,10 @@ _NOT_EVALUATED = {
     "Scan", "SequenceMap", "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "MaxPool",
     "AveragePool", "LpPool", "MaxUnpool", "LSTM", "GRU", "RNN", "Resize", "Upsample", "GridSample", "RoiAlign",
     "NonMaxSuppression", "Attention", "Einsum", "ImageDecoder", "DFT", "STFT", "MelWeightMatrix", "Optional",
-    "OptionalGetElement", "TfIdfVectorizer", "Col2Im", "CenterCropPad",
+    "OptionalGetElement", "TfIdfVectorizer", "Col2Im", "CenterCropPad", "BitCast",
 }
+# The evaluator has only these versions and newer ones, which contain the older.
+_EVALUATED_AS = {"QuantizeLinear": 21, "DequantizeLinear": 21}
 
 
 def can_evaluate(node: onnx.NodeProto, opset: int) -> bool:
@@ -49,7 +51,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: Sequence[np.ndarray | Non
     if node.op_type == "Range":  # ONNX's own functions pass it vectors of one element.
         given = {n: a.reshape(()) if a.size == 1 else a for n, a in given.items()}
     try:
-        model = _model_of(node, opset, given)
+        model = _model_of(node, max(opset, _EVALUATED_AS.get(node.op_type, 0)), given)
         _check_sizes(node, onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), label)
         with np.errstate(all="ignore"):
             del model.graph.initializer[:]

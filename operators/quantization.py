@@ -60,6 +60,11 @@ def grid_of(expr: tvm.ir.Expr) -> Grid | None:
     return Grid.of(expr) if op_name(expr) == FAKE_QUANTIZE else None
 
 
+def weight_channel_axis(call: relax.Call) -> int:
+    """The axis of the output channels of the constant weight of a convolution or a matmul."""
+    return -1 if op_name(call) == "relax.matmul" else str(call.attrs.kernel_layout).index("O")
+
+
 def quantize_weights(weights: np.ndarray, channel_axis: int = -1, *,
                      per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
     """Symmetric INT8 weights and their scales.

@@ -17,6 +17,7 @@ from .linear_layers import SplitPackedLayers
 from .recompose_activations import RecomposeGelu, RecomposeHardActivations, RecomposeSilu
 from .recompose_attention import RecomposeAttention
 from .recompose_norms import RecomposeLayerNorm, RecomposeRMSNorm, RecomposeSoftmax
+from .recompose_quantization import RecomposeFakeQuantize
 from .simplify import Simplify
 from .verify import VerifyNormalForm
 from .verify_grouped import VerifyGroupedForm
@@ -25,6 +26,7 @@ PIPELINE: tuple[Pass, ...] = (
     VerifyNormalForm(),
     FoldConstants(),
     EliminateCommonSubexpressions(),
+    RecomposeFakeQuantize(),
     Simplify(),
     RecomposeLayerNorm(),
     RecomposeRMSNorm(),
@@ -68,6 +70,7 @@ __all__ = [
     "FuseGroups",
     "Pass",
     "RecomposeAttention",
+    "RecomposeFakeQuantize",
     "RecomposeGelu",
     "RecomposeHardActivations",
     "RecomposeLayerNorm",
