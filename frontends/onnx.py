@@ -1,7 +1,7 @@
 """ONNX models into the normal form.
 
-The nodes are translated one by one, in order, by the table in ``onnx_ops``. All shapes are static once the model's
-inputs are bound, so whatever computes shapes has known inputs and is evaluated on the way.
+The nodes are translated one by one, in order, by the table in ``onnx_ops``. What is computed from shapes and constants
+is known on the way, symbols apart, and evaluated at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from onnx import helper
 from tvm import relax
 
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
-from ..ir import GraphBuilder, constant, dtype_of, shape_of, with_main
-from .model import ImportedModel
+from ..ir import GraphBuilder, constant, dim_text, dims_of, dtype_of, with_main
+from .model import ImportedModel, Requirement
 from .onnx_constants import MAX_CONSTANTS_BYTES, can_evaluate, evaluate, widened
 from .onnx_inputs import bind_inputs
 from .onnx_names import NodeNames
@@ -35,19 +35,23 @@ from .onnx_reading import (
     read_model,
     sorted_nodes,
 )
+from .onnx_symbolic import evaluate_symbolic
+from .onnx_types import result_types, type_name
+from .symbolic_array import SymbolicArray, materialized
 
 _NO_TRANSLATION = "no translation"
 
 
-def import_onnx(model: onnx.ModelProto | Path | str,
-                example_inputs: Sequence[np.ndarray] | None = None) -> ImportedModel:
+def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np.ndarray] | None = None,
+                dims: Mapping[str, int] | None = None) -> ImportedModel:
     """Translate an ONNX model into the normal form.
 
     Parameters
     ----------
     model : a model, or the path of its file; external data is read from the file's folder only.
-    example_inputs : one array per input of the model, in order. Their shapes bind symbolic dimensions; a model
-        without such needs none.
+    example_inputs : one array per input of the model, in order: their shapes are hints at the extents that symbolic
+        dimensions usually have.
+    dims : extents that fix symbolic dimensions, by name (``bind_inputs`` has the rules); the others stay symbolic.
 
     Floating point inputs, weights and results of other widths become float32. Results of operators whose inputs are
     known are computed, never emitted. Op names are the layers' names in PyTorch where an exporter recorded them, else
@@ -59,12 +63,13 @@ def import_onnx(model: onnx.ModelProto | Path | str,
     UnsupportedOperatorError : operators, or forms of them, that have no translation; all are listed.
     """
     source = read_model(model)
-    inputs = bind_inputs(source.proto.graph, example_inputs)
-    variables = {s.name: relax.Var(s.name, relax.TensorType(s.shape, s.dtype)) for s in inputs}
-    builder = GraphBuilder(list(variables.values()))
+    signature = bind_inputs(source.proto.graph, example_inputs, dims)
+    builder = GraphBuilder(signature.variables)
     functions = {(domain_of(f.domain), f.name): f for f in source.proto.functions}
     importer = _Importer(builder, source.folder, functions, NodeNames(source.proto.graph))
-    scope = _Scope(dict(variables), {t.name: t for t in source.proto.graph.initializer})
+    scope = _Scope({v.name: v for v in signature.variables} | signature.values,
+                   {t.name: t for t in source.proto.graph.initializer},
+                   types={v.name: type_name(v.type.tensor_type.elem_type) for v in source.proto.graph.input})
     importer.run(source.proto.graph.node, scope, source.opsets, None)
     importer.raise_unsupported()
     names = [o.name for o in source.proto.graph.output]
@@ -75,7 +80,8 @@ def import_onnx(model: onnx.ModelProto | Path | str,
     mod = with_main(tvm.IRModule(), main)
     if not relax.analysis.check_well_formed(mod):
         raise ImportModelError("the translated model is not well formed")
-    return ImportedModel(mod, inputs, tuple(names), "onnx")
+    return ImportedModel(mod, signature.specs, tuple(names), "onnx", hints=signature.hints,
+                         requirements=tuple(importer.requirements))
 
 
 def _as_variable(builder: GraphBuilder, value: Value | None, name: str) -> relax.Var:
@@ -84,6 +90,8 @@ def _as_variable(builder: GraphBuilder, value: Value | None, name: str) -> relax
         if dtype is None:
             raise UnsupportedOperatorError(f"an output of {value.dtype} elements is not supported", layer=name)
         return builder.emit(constant(value.astype(dtype)), name)
+    if isinstance(value, SymbolicArray):
+        return materialized(builder, name, value)
     if value is None:
         raise ImportModelError("an output of the model is not produced", found=name)
     return value
@@ -98,11 +106,21 @@ _UNKNOWN = _Unknown()
 
 @dataclass
 class _Scope:
-    """Values by name; initializers become arrays when they are read. ``None`` is an argument that is left out."""
+    """Values by name, and the element types that the model declares for them; initializers become arrays when they
+    are read. ``None`` is an argument that is left out."""
 
     values: dict[str, Value | _Unknown | None]
     initializers: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     parent: _Scope | None = None
+    types: dict[str, str | None] = field(default_factory=dict)
+
+    def declared(self, name: str) -> str | None:
+        """The element type that the model declares for ``name``, here or around; None where it is unknown."""
+        if name in self.initializers:
+            return type_name(self.initializers[name].data_type)
+        if name in self.types or name in self.values:
+            return self.types.get(name)
+        return self.parent.declared(name) if self.parent is not None else None
 
 
 @dataclass
@@ -114,6 +132,7 @@ class _Importer:
     functions: Mapping[tuple[str, str], onnx.FunctionProto]
     names: NodeNames
     unsupported: list[tuple[str, str, str]] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
     caller: onnx.NodeProto | None = None
     constants_bytes: int = 0
 
@@ -133,9 +152,13 @@ class _Importer:
         """Translate ``nodes``; what they emit is called ``name``, or after each node where that is None."""
         for node in sorted_nodes(nodes):
             results = self._results(node, scope, opsets, name)
-            for output, value in zip(node.output, results, strict=False):
-                if output:
-                    scope.values[output] = widened(value) if isinstance(value, np.ndarray) else value
+            types = _result_types(node, scope, opsets)
+            for output, value, declared in zip(node.output, results, types, strict=False):
+                if output and isinstance(value, np.ndarray):
+                    scope.types[output] = declared or str(value.dtype)
+                    scope.values[output] = widened(value)
+                elif output:
+                    scope.types[output], scope.values[output] = declared, value
 
     def _results(self, node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int],
                  name: str | None) -> Sequence[Value | _Unknown | None]:
@@ -154,7 +177,8 @@ class _Importer:
             results = self._translate(node, scope, opsets, OnnxNode(
                 op=node.op_type, domain=key[0], opset=opset, name=name or self.names.of(node), label=label,
                 inputs=tuple(known), outputs=tuple(node.output), attributes=attributes_of(node, self.folder),
-                builder=self.builder))
+                builder=self.builder, requirements=self.requirements,
+                declared=tuple(scope.declared(n) if n else None for n in node.input)))
         except UnsupportedOperatorError as error:
             self._report(node, error.problem)
             return [_UNKNOWN] * len(node.output)
@@ -181,16 +205,21 @@ class _Importer:
                 return self._branch(scope, opsets, resolved)
             arrays = [v for v in resolved.inputs if not isinstance(v, relax.Var)]
             if node.input and len(arrays) == len(resolved.inputs) and can_evaluate(node, resolved.opset):
-                return self._evaluate(node, resolved, arrays)
+                plain = [v for v in arrays if not isinstance(v, SymbolicArray)]
+                if len(plain) == len(arrays):
+                    return self._evaluate(node, resolved, plain)
+                results = evaluate_symbolic(node, resolved, arrays)
+                if results is not None:
+                    return results
         if key not in OPERATORS:
             return self._call(node, _function_of(node, resolved), resolved)
         try:
-            results = OPERATORS[key](resolved)
+            result = OPERATORS[key](resolved)
         except UnsupportedOperatorError:
             if not _has_function(*key, opsets):
                 raise
             return self._call(node, _function_of(node, resolved), resolved)
-        return results if isinstance(results, tuple) else (results,)
+        return result if isinstance(result, tuple) else (result,)
 
     def _evaluate(self, node: onnx.NodeProto, resolved: OnnxNode,
                   inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
@@ -221,7 +250,8 @@ class _Importer:
             raise resolved.fault("the function takes fewer arguments", found=len(resolved.inputs),
                                  expected=len(function.input))
         arguments = [*resolved.inputs, *[None] * (len(function.input) - len(resolved.inputs))]
-        scope = _Scope(dict(zip(function.input, arguments, strict=True)))
+        scope = _Scope(dict(zip(function.input, arguments, strict=True)),
+                       types=dict(zip(function.input, resolved.declared, strict=False)))
         body = [_with_arguments(n, node, function) for n in function.node]
         opsets = {"": onnx.defs.onnx_opset_version(), **opset_versions(function.opset_import)}
         outermost, self.caller = self.caller, self.caller or node
@@ -248,6 +278,13 @@ class _Importer:
             lines.append(f"- {kind} ({count} {'node' if count == 1 else 'nodes'}: {shown}): {reason}")
         raise UnsupportedOperatorError("the model has operators that are not supported:\n" + "\n".join(lines),
                                        hint="export these layers in another form, or leave them out of the model")
+
+
+def _result_types(node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int]) -> list[str | None]:
+    domain = domain_of(node.domain)
+    stated = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
+    return result_types(domain, node.op_type, opsets.get(domain, 1), stated,
+                        [scope.declared(n) if n else None for n in node.input], len(node.output))
 
 
 def _names(scope: _Scope | None) -> set[str]:
@@ -317,9 +354,10 @@ def _function_of(node: onnx.NodeProto, resolved: OnnxNode) -> onnx.FunctionProto
 def _type_of(value: Value | None) -> bytes:
     if value is None:
         return onnx.TypeProto().SerializeToString()
-    dtype, shape = (value.dtype, value.shape) if isinstance(value, np.ndarray) else (dtype_of(value), shape_of(value))
+    dtype, shape = (dtype_of(value), dims_of(value)) if isinstance(value, relax.Var) else (value.dtype, value.shape)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(normal_dtype(dtype) or "float32"))
-    return helper.make_tensor_type_proto(kind, shape).SerializeToString()
+    extents = [d if isinstance(d, int) else dim_text(d) for d in shape]
+    return helper.make_tensor_type_proto(kind, extents).SerializeToString()
 
 
 def _with_arguments(node: onnx.NodeProto, call: onnx.NodeProto, function: onnx.FunctionProto) -> onnx.NodeProto:

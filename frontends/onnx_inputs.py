@@ -1,47 +1,156 @@
-"""Binds the inputs of an ONNX graph to static shapes."""
+"""The inputs of an ONNX graph: their shapes with symbols for what the model leaves open."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from onnx import helper
+from tvm import relax, tirx
 
 from ..errors import ImportModelError, UnsupportedOperatorError
-from ..ir import TensorSpec
+from ..ir import Dim, TensorSpec
 from .onnx_ops import normal_dtype
 
 # Names that exporters give to all extents they do not know, equal or not.
 _ANONYMOUS = ("", "?")
+# Extents that are likely where no example says more: of images, and of sequences.
+_IMAGE, _SEQUENCE = 224, 128
 
 
-def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None) -> tuple[TensorSpec, ...]:
-    """The inputs of ``graph`` that are not weights; symbolic dimensions take the examples' extents.
+@dataclass
+class Signature:
+    """The inputs of a program.
+
+    variables : the inputs that are not fixed, in order.
+    values : the arrays of inputs that are fixed.
+    hints : a likely extent of every symbol, by name.
+    """
+
+    variables: list[relax.Var] = field(default_factory=list)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    hints: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec.of(v, v.name) for v in self.variables)
+
+
+def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = None,
+                dims: Mapping[str, int] | None = None) -> Signature:
+    """The inputs of ``graph`` that are not weights.
+
+    Parameters
+    ----------
+    examples : one array per input that is not fixed, to be checked against the model and for the hints.
+    dims : extents by the model's names for them; one that has no name is called ``"<input>_<axis>"``. The name of an
+        input of one integer stands for its value.
 
     Raises ImportModelError: the examples are too many or too few, differ from the model in rank, extent or element
-    type, or disagree about a symbolic dimension; a dimension stays unknown.
+    type, or disagree about an extent; a name in ``dims`` is not in the model.
     """
     weights = {t.name for t in graph.initializer}
     values = [v for v in graph.input if v.name not in weights]
-    if examples is not None and len(examples) != len(values):
+    binder = _Binder(dict(dims or {}), {d.dim_param for v in values for d in v.type.tensor_type.shape.dim})
+    fixed = [v for v in values if binder.is_fixed(v)]
+    open_inputs = [v for v in values if v not in fixed]
+    if examples is not None and len(examples) != len(open_inputs):
         raise ImportModelError("the number of example inputs is not that of the model's inputs", found=len(examples),
-                               expected=f"{len(values)}: {', '.join(v.name for v in values)}")
-    arrays = [None] * len(values) if examples is None else [np.asarray(e) for e in examples]
-    symbols: dict[str, int] = {}
+                               expected=f"{len(open_inputs)}: {', '.join(v.name for v in open_inputs)}")
     problems: list[ImportModelError] = []
-    result = []
-    for value, array in zip(values, arrays, strict=True):
+    for value, array in zip(open_inputs, examples or [None] * len(open_inputs), strict=True):
         try:
-            result.append(_bind(value, array, symbols))
+            binder.bind(value, None if array is None else np.asarray(array))
         except ImportModelError as error:
             problems.append(error)
+    problems += binder.unused()
     if problems:
         raise ImportModelError.collect(problems)
-    return tuple(result)
+    return binder.signature
 
 
-def _bind(value: onnx.ValueInfoProto, array: np.ndarray | None, symbols: dict[str, int]) -> TensorSpec:
+class _Binder:
+    """Collects the signature; one symbol per name."""
+
+    def __init__(self, dims: Mapping[str, int], names: set[str]) -> None:
+        self.signature = Signature()
+        self._dims = dims
+        self._names = names
+        self._used: set[str] = set()
+        self._symbols: dict[str, tirx.Var] = {}
+
+    def is_fixed(self, value: onnx.ValueInfoProto) -> bool:
+        """Whether ``dims`` gives the value of this input."""
+        kind = value.type.tensor_type
+        one = kind.HasField("shape") and all(d.dim_value == 1 for d in kind.shape.dim)
+        integer = kind.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+        if value.name not in self._dims or value.name in self._names or not one or not integer:
+            return False
+        self._used.add(value.name)
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        self.signature.values[value.name] = np.full([1] * len(kind.shape.dim), self._dims[value.name], dtype)
+        return True
+
+    def bind(self, value: onnx.ValueInfoProto, array: np.ndarray | None) -> None:
+        kind = value.type.tensor_type
+        dtype = _dtype(value, array)
+        if not kind.HasField("shape"):
+            if array is None:
+                raise ImportModelError("an input has no shape in the model", layer=value.name,
+                                       hint="pass example_inputs: their shapes are taken where the model has none")
+            shape: Sequence[Dim] = array.shape
+        else:
+            dims = list(kind.shape.dim)
+            if array is not None and array.ndim != len(dims):
+                raise ImportModelError("an example input has another rank", layer=value.name, found=array.shape,
+                                       expected=f"{len(dims)} dimensions")
+            shape = [self._extent(value.name, i, d, len(dims), None if array is None else array.shape[i])
+                     for i, d in enumerate(dims)]
+        self.signature.variables.append(relax.Var(value.name, relax.TensorType(shape, dtype)))
+
+    def _extent(self, name: str, axis: int, dim: onnx.TensorShapeProto.Dimension, rank: int, given: int | None) -> Dim:
+        symbol = self._name(name, axis, dim.dim_param)
+        # Some exporters write -1, some 0 for an extent that they do not know.
+        number = int(dim.dim_value) if dim.dim_value > 0 else None
+        if dim.HasField("dim_value") and dim.dim_value == 0 and given == 0:
+            number = 0
+        if number is None and symbol in self._dims:
+            self._used.add(symbol)
+            number = self._dims[symbol]
+        if number is not None:
+            if given is not None and given != number:
+                raise ImportModelError(f"dimension {axis} of an input does not fit", layer=name, found=given,
+                                       expected=number)
+            return number
+        if given == 0:
+            raise ImportModelError(f"dimension {axis} of an example input is empty", layer=name)
+        hints = self.signature.hints
+        if given is not None and symbol in self._symbols and hints[symbol] != given:
+            raise ImportModelError(f"the example inputs disagree about the dimension '{symbol}'", layer=name,
+                                   found=given, expected=hints[symbol])
+        likely = 1 if axis == 0 else _IMAGE if rank > 3 else _SEQUENCE
+        hints.setdefault(symbol, likely if given is None else given)
+        return self._symbols.setdefault(symbol, tirx.Var(symbol, "int64"))
+
+    def _name(self, name: str, axis: int, symbol: str) -> str:
+        if symbol not in _ANONYMOUS:
+            return symbol
+        fresh = f"{name}_{axis}"
+        while fresh in self._names:
+            fresh += "_"
+        return fresh
+
+    def unused(self) -> list[ImportModelError]:
+        """The faults of names in ``dims`` that the model does not have."""
+        return [ImportModelError("the model has no such dimension", found=name,
+                                 expected=", ".join(self._symbols) or "none: all extents are numbers")
+                for name in self._dims if name not in self._used]
+
+
+def _dtype(value: onnx.ValueInfoProto, array: np.ndarray | None) -> str:
+    """The element type of an input in normal form."""
     kind = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type":
         raise UnsupportedOperatorError("an input that is not a tensor is not supported", layer=value.name)
@@ -55,31 +164,4 @@ def _bind(value: onnx.ValueInfoProto, array: np.ndarray | None, symbols: dict[st
     if array is not None and array.dtype != declared and str(array.dtype) != dtype:
         raise ImportModelError("an example input has another element type", layer=value.name, found=array.dtype,
                                expected=declared)
-    if not kind.HasField("shape"):
-        if array is None:
-            raise ImportModelError("an input has no shape in the model", layer=value.name, hint="pass example_inputs")
-        return TensorSpec(value.name, array.shape, dtype)
-    dims = list(kind.shape.dim)
-    if array is not None and array.ndim != len(dims):
-        raise ImportModelError("an example input has another rank", layer=value.name, found=array.shape,
-                               expected=f"{len(dims)} dimensions")
-    shape = tuple(_extent(value.name, i, d, None if array is None else array.shape[i], symbols)
-                  for i, d in enumerate(dims))
-    return TensorSpec(value.name, shape, dtype)
-
-
-def _extent(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension, given: int | None,
-            symbols: dict[str, int]) -> int:
-    if dim.HasField("dim_value") and dim.dim_value >= 0:  # Some exporters write -1 for an unknown extent.
-        if given is not None and given != dim.dim_value:
-            raise ImportModelError(f"dimension {axis} of an input does not fit", layer=name, found=given,
-                                   expected=dim.dim_value)
-        return int(dim.dim_value)
-    if given is None:
-        symbol = f" ('{dim.dim_param}')" if dim.dim_param else ""
-        raise ImportModelError(f"dimension {axis}{symbol} of an input is symbolic", layer=name,
-                               hint="pass example_inputs: their shapes bind symbolic dimensions")
-    if dim.dim_param not in _ANONYMOUS and symbols.setdefault(dim.dim_param, given) != given:
-        raise ImportModelError(f"the example inputs disagree about the dimension '{dim.dim_param}'", layer=name,
-                               found=given, expected=symbols[dim.dim_param])
-    return given
+    return dtype

@@ -10,8 +10,8 @@ from tvm import relax
 
 from ...ir import Dim, Expr, dims_of, dtype_of, equal_dims
 from .broadcasting import broadcastable, fitted
-from .generators import filled
 from .casts import convert
+from .generators import filled
 from .node import OnnxNode, Results, operator
 
 _UNARY: dict[str, Callable[[Expr], Expr]] = {

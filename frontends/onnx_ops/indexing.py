@@ -6,41 +6,57 @@ negative one counts from the end and none reads or writes outside of the data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dtype_of, shape_of
+from ...ir import Dim, Expr, dims_of, dtype_of, product_of, simplified
 from .. import emit
-from .movement import sliced
-from .node import OnnxNode, Results, Value, operator
+from .broadcasting import shape_text
+from .node import OnnxNode, Results, Tensor, operator
+from .slicing import Interval, sliced
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
-def _checked(node: OnnxNode, index: int, extents: int | np.ndarray) -> Value:
-    """Known indices counted from the front, int64; ImportModelError for one out of range. Others as they are."""
+def _checked(node: OnnxNode, index: int, extents: Dim | Sequence[Dim]) -> Tensor:
+    """Known indices counted from the front, int64; ImportModelError for one out of range.
+
+    Others stay as they are, and so do negative ones of symbolic extents. ``extents`` is one, or one for each entry of
+    the last axis.
+    """
     value = node.value(index)
+    every = list(extents) if isinstance(extents, (list, tuple)) else [extents]
     if not isinstance(value, np.ndarray):
         if not dtype_of(value).startswith("int"):
             raise node.fault("the indices are not integers", found=dtype_of(value))
-        if not np.all(extents) and np.prod(node.shape(index)):
-            raise node.fault("there is nothing to pick from", found=f"an extent of {extents}")
+        if 0 in every and 0 not in node.dims(index):
+            raise node.fault("there is nothing to pick from", found="an extent of 0")
         return value
     if value.dtype.kind not in "iu":
         raise node.fault("the indices are not integers", found=value.dtype)
     value = value.astype(np.int64)
-    if ((value < -np.asarray(extents)) | (value >= extents)).any():
-        raise node.fault("a constant index is out of range", found=f"{value.min()}…{value.max()}",
-                         expected=f"an extent of {extents}")
-    return np.where(value < 0, value + extents, value)
+    for i, extent in enumerate(every):
+        part = value[..., i] if len(every) > 1 else value
+        if not part.size:
+            continue
+        low, high = int(part.min()), int(part.max())
+        if isinstance(extent, int) and (low < -extent or high >= extent):
+            raise node.fault("a constant index is out of range", found=f"{low}…{high}",
+                             expected=f"an extent of {extent}")
+        node.require_at_least(extent, max(high + 1, -low))
+        if isinstance(extent, int):
+            part[part < 0] += extent
+    return value
 
 
-def _positions(node: OnnxNode, index: int, extents: int | tuple[int, ...]) -> Expr:
+def _positions(node: OnnxNode, index: int, extents: Dim | Sequence[Dim]) -> Expr:
     """Input ``index`` as indices counted from the front that are in range."""
-    value = _checked(node, index, np.asarray(extents))
-    if isinstance(value, np.ndarray):
+    value = _checked(node, index, extents)
+    if isinstance(value, np.ndarray) and (not value.size or value.min() >= 0):
         return node.constant(value)
-    return emit.within(node.builder, node.name, value, extents)
+    return emit.within(node.builder, node.name, node.constant(value), extents)
 
 
 def _from_the_front(node: OnnxNode, indices: Expr, extent: int) -> Expr:
@@ -54,19 +70,32 @@ def _from_the_front(node: OnnxNode, indices: Expr, extent: int) -> Expr:
 @operator("Gather")
 def gather(node: OnnxNode) -> Results:
     """Known evenly spaced indices are a slice, known tables with unknown indices an embedding; see ``emit.within``."""
-    source = node.shape(0)
+    source = node.dims(0)
     axis = node.axis(int(node.attribute("axis", 0)), len(source))
     indices = _checked(node, 1, source[axis])
     if not isinstance(indices, np.ndarray):
         return node.emit(relax.op.take(node.expr(0), indices, axis, mode="wrap"))
-    evenly = _as_range(indices)
-    if evenly is None or indices.ndim > 1:
-        return node.emit(relax.op.take(node.expr(0), node.constant(indices), axis, mode="clip"))
-    cut = sliced(node, node.value(0), {axis: evenly})
+    cut = _as_cut(indices, source[axis])
+    if cut is None or indices.ndim > 1:
+        mode = "clip" if not indices.size or indices.min() >= 0 else "wrap"
+        return node.emit(relax.op.take(node.expr(0), node.constant(indices), axis, mode=mode))
+    part = sliced(node, node.value(0), {axis: cut})
     if indices.ndim == 1:
-        return cut
+        return part
     shape = source[:axis] + source[axis + 1:]
-    return cut.reshape(shape) if isinstance(cut, np.ndarray) else node.emit(relax.op.reshape(cut, shape))
+    return part.reshape(shape) if isinstance(part, np.ndarray) else node.emit(relax.op.reshape(part, shape))
+
+
+def _as_cut(indices: np.ndarray, extent: Dim) -> range | Interval | None:
+    """Evenly spaced indices as a cut; None for others. Negative ones count from the end of a symbolic extent."""
+    places = _as_range(indices)
+    if places is None or not len(places) or (places[0] >= 0 and places[-1] >= 0):
+        return places
+    if places[0] >= 0 or places[-1] >= 0:
+        return None
+    low, high = min(places), max(places)
+    return Interval(simplified(extent + low), simplified(extent + high + 1), abs(places.step),
+                    backwards=places.step < 0)
 
 
 def _as_range(indices: np.ndarray) -> range | None:
@@ -82,41 +111,49 @@ def _as_range(indices: np.ndarray) -> range | None:
 
 def _check_elements(node: OnnxNode, axis: int) -> None:
     """Indices of single elements stay inside of the data in the other axes too, where they are their own places."""
-    source, index = node.shape(0), node.shape(1)
-    if len(index) != len(source) or any(i > d for a, (i, d) in enumerate(zip(index, source, strict=True)) if a != axis):
-        raise node.fault("the indices do not fit", found=f"input {source}, indices {index}")
+    source, index = node.dims(0), node.dims(1)
+    if len(index) != len(source):
+        raise node.fault("the indices do not fit", found=f"input {shape_text(source)}, indices {shape_text(index)}")
+    for a, (i, d) in enumerate(zip(index, source, strict=True)):
+        if a != axis:
+            node.require_at_least(d, i)
 
 
 @operator("GatherElements")
 def gather_elements(node: OnnxNode) -> Results:
-    axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
+    axis = node.axis(int(node.attribute("axis", 0)), node.rank(0))
     _check_elements(node, axis)
-    return node.emit(relax.op.gather_elements(node.expr(0), _positions(node, 1, node.shape(0)[axis]), axis))
+    return node.emit(relax.op.gather_elements(node.expr(0), _positions(node, 1, node.dims(0)[axis]), axis))
+
+
+def _depth(node: OnnxNode, batch: int) -> int:
+    """The number of axes that the last axis of the indices names, after ``batch`` common ones."""
+    source, index = node.dims(0), node.dims(1)
+    depth = node.numbers(index[-1:], "the indices")
+    if not depth or not 0 <= batch < min(len(source), len(index)) or not 1 <= depth[0] <= len(source) - batch:
+        raise node.fault("the indices do not fit", found=f"input {shape_text(source)}, indices {shape_text(index)}, "
+                                                         f"batch_dims {batch}")
+    return depth[0]
 
 
 @operator("GatherND")
 def gather_nd(node: OnnxNode) -> Results:
-    batch, source, index = int(node.attribute("batch_dims", 0)), node.shape(0), node.shape(1)
-    if not index or not 0 <= batch < min(len(source), len(index)) or not 1 <= index[-1] <= len(source) - batch:
-        raise node.fault("the indices do not fit", found=f"input {source}, indices {index}, batch_dims {batch}")
-    positions = _positions(node, 1, source[batch:batch + index[-1]])
+    batch = int(node.attribute("batch_dims", 0))
+    positions = _positions(node, 1, node.dims(0)[batch:batch + _depth(node, batch)])
     return node.emit(relax.op.gather_nd(node.expr(0), positions, batch))
 
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(node: OnnxNode) -> Results:
-    axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
+    axis = node.axis(int(node.attribute("axis", 0)), node.rank(0))
     _check_elements(node, axis)
-    positions = _positions(node, 1, node.shape(0)[axis])
+    positions = _positions(node, 1, node.dims(0)[axis])
     return node.emit(relax.op.scatter_elements(node.expr(0), positions, node.expr(2), axis, _reduction(node)))
 
 
 @operator("ScatterND")
 def scatter_nd(node: OnnxNode) -> Results:
-    source, index = node.shape(0), node.shape(1)
-    if not index or not 1 <= index[-1] <= len(source):
-        raise node.fault("the indices do not fit", found=f"input {source}, indices {index}")
-    positions = _positions(node, 1, source[:index[-1]])
+    positions = _positions(node, 1, node.dims(0)[:_depth(node, 0)])
     return node.emit(relax.op.scatter_nd(node.expr(0), positions, node.expr(2), _reduction(node)))
 
 
@@ -136,7 +173,7 @@ def one_hot(node: OnnxNode) -> Results:
     values = node.known(2, "values")
     if values.shape != (2,):
         raise node.fault("the values are not two numbers", found=values.shape)
-    depth, rank = int(depths[0]), len(node.shape(0))
+    depth, rank = int(depths[0]), node.rank(0)
     axis = node.axis(int(node.attribute("axis", -1)), rank + 1)
     indices = node.expr(0)
     if not dtype_of(indices).startswith("int"):
@@ -150,9 +187,9 @@ def one_hot(node: OnnxNode) -> Results:
 @operator("Trilu")
 def triangle(node: OnnxNode) -> Results:
     k = int(node.known(1, "a diagonal").reshape(())) if node.has(1) else 0
-    if len(node.shape(0)) < 2:
-        raise node.fault("the input is not a matrix", found=node.shape(0))
-    k = max(min(k, max(node.shape(0))), -max(node.shape(0)))
+    if node.rank(0) < 2:
+        raise node.fault("the input is not a matrix", found=shape_text(node.dims(0)))
+    k = max(min(k, 2 ** 31), -2 ** 31)
     return node.emit((relax.op.triu if node.attribute("upper", 1) else relax.op.tril)(node.expr(0), k))
 
 
@@ -161,12 +198,11 @@ def compress(node: OnnxNode) -> Results:
     condition = np.flatnonzero(node.known(1, "a condition"))
     x = node.expr(0)
     if "axis" not in node.attributes:
-        x, axis = node.emit(relax.op.reshape(x, (-1,)), "flat"), 0
+        x, axis = node.emit(relax.op.reshape(x, (product_of(node.dims(0)),)), "flat"), 0
     else:
-        axis = node.axis(int(node.attributes["axis"]), len(node.shape(0)))
-    if condition.size and condition[-1] >= shape_of(x)[axis]:
-        raise node.fault("the condition is longer than the axis", found=int(condition[-1]) + 1,
-                         expected=shape_of(x)[axis])
+        axis = node.axis(int(node.attributes["axis"]), node.rank(0))
+    if condition.size:
+        node.require_at_least(dims_of(x)[axis], int(condition[-1]) + 1)
     return node.emit(relax.op.take(x, node.constant(condition.astype(np.int64)), axis, mode="clip"))
 
 

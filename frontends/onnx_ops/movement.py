@@ -1,25 +1,34 @@
-"""Operators that move elements and those that answer questions about shapes."""
+"""Operators that move elements."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
-from ...ir import Expr, dtype_of, shape_of
-from .node import MAX_ELEMENTS, OnnxNode, Results, Value, operator
+from ...ir import Dim, Expr, as_dim, dims_of, equal_dims, product_of, simplified
+from .broadcasting import concatenable, fitted, is_number, shape_text
+from .generators import filled
+from .node import OnnxNode, Results, Value, operator
+from .slicing import Interval, sliced
 
 
-def reshaped(node: OnnxNode, shape: Sequence[int]) -> Value:
+def reshaped(node: OnnxNode, shape: Sequence[Dim]) -> Value:
     """Input 0 in another shape; itself where it has that shape already."""
-    if math.prod(shape) != math.prod(node.shape(0)) or any(d < 0 for d in shape):
-        raise node.fault("the shape does not fit the number of elements", found=tuple(shape),
-                         expected=f"{math.prod(node.shape(0))} elements, as in {node.shape(0)}")
-    if 0 in shape:
-        return np.zeros(tuple(shape), node.dtype(0))  # There are no elements to wait for; Relax reads 0 as "copy".
-    return node.value(0) if tuple(shape) == node.shape(0) else node.emit(relax.op.reshape(node.expr(0), tuple(shape)))
+    source, wanted = node.dims(0), tuple(simplified(d) for d in shape)
+    if equal_dims(source, wanted):
+        return node.value(0)
+    if any(d < 0 for d in wanted if isinstance(d, int)):
+        raise node.fault("the shape has a negative extent", found=shape_text(wanted))
+    if 0 in wanted and 0 in source:
+        return np.zeros(node.numbers(wanted, "the result"), node.dtype(0))  # Relax reads 0 as "copy".
+    left, right = product_of(source), product_of(wanted)
+    if isinstance(left, int) and isinstance(right, int) and left != right:
+        raise node.fault("the shape does not fit the number of elements", found=shape_text(wanted),
+                         expected=f"{left} elements, as in {shape_text(source)}")
+    node.require_equal(left, right)
+    return node.emit(relax.op.reshape(node.expr(0), wanted))
 
 
 @operator("Identity")
@@ -32,60 +41,66 @@ def dropout(node: OnnxNode) -> Results:
     """Nothing at inference; the mask is all true."""
     if node.has(2) and (not node.is_known(2) or node.known(2, "training mode").any()):
         raise node.unsupported("in training mode")
-    return (node.value(0), np.ones(node.shape(0), bool)) if any(node.outputs[1:]) else node.value(0)
-
-
-@operator("Shape")
-def shape(node: OnnxNode) -> Results:
-    return np.asarray(node.shape(0)[slice(node.attribute("start", 0), node.attribute("end"))], np.int64)
-
-
-@operator("Size")
-def size(node: OnnxNode) -> Results:
-    return np.asarray(math.prod(node.shape(0)), np.int64)
+    return (node.value(0), filled(node, node.dims(0), np.asarray(True))) if any(node.outputs[1:]) else node.value(0)
 
 
 @operator("Reshape")
 def reshape(node: OnnxNode) -> Results:
     """0 copies a dimension (unless ``allowzero``), -1 takes what is left."""
-    wanted = list(node.integers(1, "shape", "a shape") or ())
-    source = node.shape(0)
+    wanted = list(node.extents(1, "shape", "a shape") or ())
+    source = node.dims(0)
     if not node.attribute("allowzero", 0):
         for i, d in enumerate(wanted):
-            if d == 0:
+            if is_number(d, 0):
                 if i >= len(source):
-                    raise node.fault("the shape copies a dimension that the input lacks", found=wanted)
+                    raise node.fault("the shape copies a dimension that the input lacks", found=shape_text(wanted))
                 wanted[i] = source[i]
-    if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
-        raise node.fault("the shape is unusable", found=wanted, expected="at most one -1, and nothing below")
-    if -1 in wanted:
-        rest = math.prod(d for d in wanted if d != -1)
-        wanted[wanted.index(-1)] = math.prod(source) // rest if rest else 0
+    open_axes = [i for i, d in enumerate(wanted) if is_number(d, -1)]
+    if len(open_axes) > 1 or any(d < -1 for d in wanted if isinstance(d, int)):
+        raise node.fault("the shape is unusable", found=shape_text(wanted),
+                         expected="at most one -1, and nothing below")
+    for i in open_axes:
+        wanted[i] = quotient(source, [*wanted[:i], *wanted[i + 1:]])
     return reshaped(node, wanted)
+
+
+def quotient(source: Sequence[Dim], rest: Sequence[Dim]) -> Dim:
+    """The extent that a shape lacks beside ``rest`` for as many elements as ``source`` has."""
+    total, divisor = product_of(source), product_of(rest)
+    if is_number(divisor, 0):
+        return 0
+    if isinstance(total, int) and isinstance(divisor, int):
+        return total // divisor
+    return simplified(tirx.floordiv(total, divisor))
 
 
 @operator("Flatten")
 def flatten(node: OnnxNode) -> Results:
-    source, axis = node.shape(0), int(node.attribute("axis", 1))
+    source, axis = node.dims(0), int(node.attribute("axis", 1))
     if not -len(source) <= axis <= len(source):
         raise node.fault("the axis is out of range", found=axis, expected=f"-{len(source)}…{len(source)}")
     axis = axis + len(source) if axis < 0 else axis
-    return reshaped(node, (math.prod(source[:axis]), math.prod(source[axis:])))
+    return reshaped(node, (product_of(source[:axis]), product_of(source[axis:])))
 
 
 @operator("Squeeze")
 def squeeze(node: OnnxNode) -> Results:
-    source = node.shape(0)
+    """Without axes all extents of 1 go, but no symbolic ones, even if they are 1 when the program is called."""
+    source = node.dims(0)
     axes = node.integers(1, "axes", "axes")
-    found = [i for i, d in enumerate(source) if d == 1] if axes is None else node.axes(axes, len(source))
-    if any(source[a] != 1 for a in found):
-        raise node.fault("a squeezed dimension is not 1", found=f"axes {found} of {source}")
+    if axes is None and not all(isinstance(d, int) for d in source):
+        node.numbers(source, "the input, from which all extents of 1 are taken,")
+    found = [i for i, d in enumerate(source) if is_number(d, 1)] if axes is None else node.axes(axes, len(source))
+    if any(isinstance(source[a], int) and source[a] != 1 for a in found):
+        raise node.fault("a squeezed dimension is not 1", found=f"axes {found} of {shape_text(source)}")
+    for a in found:
+        node.require_equal(source[a], 1)
     return reshaped(node, [d for i, d in enumerate(source) if i not in found])
 
 
 @operator("Unsqueeze")
 def unsqueeze(node: OnnxNode) -> Results:
-    axes, source = node.integers(1, "axes", "axes"), list(node.shape(0))
+    axes, source = node.integers(1, "axes", "axes"), list(node.dims(0))
     if axes is None:
         raise node.fault("axes are missing")
     found = node.axes(axes, len(source) + len(axes))
@@ -96,7 +111,7 @@ def unsqueeze(node: OnnxNode) -> Results:
 
 @operator("Transpose")
 def transpose(node: OnnxNode) -> Results:
-    rank = len(node.shape(0))
+    rank = node.rank(0)
     axes = node.axes(node.attribute("perm", tuple(reversed(range(rank)))), rank)
     if len(axes) != rank:
         raise node.fault("perm does not name every axis", found=axes)
@@ -105,86 +120,72 @@ def transpose(node: OnnxNode) -> Results:
 
 @operator("Concat")
 def concat(node: OnnxNode) -> Results:
-    axis = node.axis(int(node.attribute("axis", 1 if node.opset < 4 else 0)), len(node.shape(0)))
-    parts = [node.expr(i) for i in range(len(node.inputs)) if 0 not in node.shape(i)]
+    axis = node.axis(int(node.attribute("axis", 1 if node.opset < 4 else 0)), node.rank(0))
+    parts = [node.expr(i) for i in range(len(node.inputs)) if 0 not in node.dims(i)]
+    if not parts:
+        shape = list(node.shape(0))
+        shape[axis] = sum(node.shape(i)[axis] for i in range(len(node.inputs)))
+        return np.zeros(shape, node.dtype(0))
     if len(parts) == 1:
         return parts[0] if isinstance(parts[0], relax.Var) else node.emit(parts[0])
-    return node.emit(relax.op.concat(parts, axis))
+    return node.emit(relax.op.concat(concatenable(node, parts, axis), axis))
 
 
 @operator("Expand")
 def expand(node: OnnxNode) -> Results:
-    wanted = node.integers(1, "shape", "a shape") or ()
-    try:
-        target = np.broadcast_shapes(node.shape(0), tuple(max(int(d), 0) for d in wanted))
-    except ValueError as error:
-        raise node.fault("the shape does not broadcast", found=wanted, expected=f"as {node.shape(0)}") from error
-    return node.value(0) if target == node.shape(0) else node.emit(relax.op.broadcast_to(node.expr(0), target))
+    """To what the input and ``shape`` broadcast to."""
+    wanted = node.extents(1, "shape", "a shape") or ()
+    source = node.dims(0)
+    if any(isinstance(d, int) and d < 0 for d in wanted):
+        raise node.fault("the shape has a negative extent", found=shape_text(wanted))
+    rank = max(len(source), len(wanted))
+    pairs = zip(*((1,) * (rank - len(d)) + tuple(d) for d in (source, wanted)), strict=True)
+    target: list[Dim] = []
+    for own, new in pairs:
+        if not is_number(own, 1) and not is_number(new, 1):
+            node.require_equal(own, new)
+        target.append(own if is_number(new, 1) or (isinstance(own, int) and own != 1) else new)
+    if equal_dims(source, target):
+        return node.value(0)
+    if 0 in target:
+        return np.zeros(node.numbers(target, "the result"), node.dtype(0))
+    return node.emit(relax.op.broadcast_to(fitted(node, node.expr(0), target), target))
 
 
 @operator("Tile")
 def tile(node: OnnxNode) -> Results:
-    repeats = node.integers(1, "repeats", "repeats") or ()
-    if len(repeats) != len(node.shape(0)) or any(r < 1 for r in repeats):
-        raise node.fault("the repeats are unusable", found=repeats, expected=f"{len(node.shape(0))} numbers from 1 on")
-    return node.value(0) if set(repeats) <= {1} else node.emit(relax.op.tile(node.expr(0), list(repeats)))
+    """Repeated along an axis of extent 1 is broadcast, so that the number of times may be symbolic."""
+    repeats, source = node.extents(1, "repeats", "repeats") or (), node.dims(0)
+    if len(repeats) != len(source) or any(r < 0 for r in repeats if isinstance(r, int)):
+        raise node.fault("the repeats are unusable", found=shape_text(repeats),
+                         expected=f"{len(source)} numbers from 0 on")
+    if 0 in repeats:
+        return np.zeros([d * r for d, r in zip(node.shape(0), node.numbers(repeats, "the repeats"), strict=True)],
+                        node.dtype(0))
+    x, counts = node.expr(0), list(repeats)
+    for axis, r in enumerate(repeats):
+        if not isinstance(r, int):
+            x, counts[axis] = _repeated(node, x, axis, r), 1
+    numbers = node.numbers(counts, "the repeats")
+    if set(numbers) <= {1}:
+        return x if isinstance(x, relax.Var) else node.value(0)
+    return node.emit(relax.op.tile(x, list(numbers)))
 
 
-@operator("Slice")
-def slice_(node: OnnxNode) -> Results:
-    source = node.shape(0)
-    starts, ends = (node.integers(i, name, name) or () for i, name in ((1, "starts"), (2, "ends")))
-    axes = node.integers(3, "axes", "axes")
-    found = node.axes(tuple(range(len(starts))) if axes is None else axes, len(source))
-    steps = node.integers(4, "steps", "steps") or (1,) * len(starts)
-    if not len(starts) == len(ends) == len(found) == len(steps) or 0 in steps:
-        raise node.fault("starts, ends, axes and steps do not fit", found=(starts, ends, found, steps))
-    ranges = [range(*slice(*bounds).indices(source[a])) for a, *bounds in zip(found, starts, ends, steps, strict=True)]
-    return sliced(node, node.value(0), dict(zip(found, ranges, strict=True)))
-
-
-def sliced(node: OnnxNode, x: Value, ranges: dict[int, range]) -> Value:
-    """The elements of ``x`` that ``ranges`` (by axis) name; backwards ranges are sliced forwards and turned round."""
-    value: Expr = node.constant(x)
-    source = shape_of(value)
-    kept = {a: r for a, r in ranges.items() if r != range(source[a])}
-    if any(len(r) == 0 for r in kept.values()):
-        shape = tuple(len(ranges[a]) if a in ranges else d for a, d in enumerate(source))
-        return np.zeros(shape, dtype_of(value))
-    forwards = {a: r if r.step > 0 else r[::-1] for a, r in kept.items()}
-    cut = {a: r for a, r in forwards.items() if r != range(source[a])}
-    if cut:
-        value = node.emit(relax.op.strided_slice(
-            value, list(cut), [r.start for r in cut.values()], [r[-1] + 1 for r in cut.values()],
-            [r.step for r in cut.values()]))
-    for axis, r in kept.items():
-        if r.step < 0 and len(r) > 1:
-            value = node.emit(relax.op.flip(value, axis))
-    return value if isinstance(value, relax.Var) else x
-
-
-@operator("Split")
-def split(node: OnnxNode) -> Results:
-    """One slice per output."""
-    axis = node.axis(int(node.attribute("axis", 0)), len(node.shape(0)))
-    extent = node.shape(0)[axis]
-    parts = node.integers(1, "split", "the parts")
-    if parts is None:
-        count = int(node.attribute("num_outputs", len(node.outputs)))
-        whole = -(-extent // max(count, 1))
-        parts = tuple(max(min(whole, extent - i * whole), 0) for i in range(count))
-    if sum(parts) != extent or any(p < 0 for p in parts) or len(parts) < len(node.outputs):
-        raise node.fault("the parts do not add up", found=parts, expected=f"{len(node.outputs)} parts of {extent}")
-    ends = np.cumsum(parts).tolist()
-    return tuple(sliced(node, node.value(0), {axis: range(e - p, e)}) for p, e in zip(parts, ends, strict=True))
+def _repeated(node: OnnxNode, x: Expr, axis: int, count: Dim) -> Expr:
+    """``x`` repeated ``count`` times along ``axis``."""
+    dims = dims_of(x)
+    wide = node.emit(relax.op.expand_dims(x, axis), "repeated")
+    wide = node.emit(relax.op.broadcast_to(wide, (*dims[:axis], count, *dims[axis:])), "repeated")
+    return node.emit(relax.op.reshape(wide, (*dims[:axis], simplified(dims[axis] * count), *dims[axis + 1:])))
 
 
 @operator("DepthToSpace", "SpaceToDepth")
 def depth_to_space(node: OnnxNode) -> Results:
-    block, source = int(node.attribute("blocksize", 0)), node.shape(0)
+    block, source = int(node.attribute("blocksize", 0)), node.dims(0)
     mode = node.attribute("mode", "DCR")
     if len(source) != 4 or block < 1 or mode not in ("DCR", "CRD"):
-        raise node.fault("the form is unusable", found=f"{source}, blocksize {block}, mode {mode}")
+        raise node.fault("the form is unusable", found=f"{shape_text(source)}, blocksize {block}, mode {mode}")
     n, c, h, w = source
     if node.op == "SpaceToDepth":
         axes = [0, 3, 5, 1, 2, 4] if mode == "DCR" else [0, 1, 3, 5, 2, 4]
@@ -195,18 +196,12 @@ def depth_to_space(node: OnnxNode) -> Results:
     else:
         steps = (n, c // block ** 2, block, block, h, w), [0, 1, 4, 2, 5, 3], (n, c // block ** 2, h * block, w * block)
     inner, axes, outer = steps
-    if math.prod(inner) != math.prod(source):
-        raise node.fault("the input does not divide into blocks", found=source, expected=f"multiples of {block}")
+    multiples = [(c // block ** 2 * block ** 2, c)] if node.op != "SpaceToDepth" else [
+        (rows * block, h), (columns * block, w)]
+    for whole, extent in multiples:
+        node.require_equal(whole, extent)
     value = node.emit(relax.op.permute_dims(node.emit(relax.op.reshape(node.expr(0), inner)), axes))
     return node.emit(relax.op.reshape(value, outer))
-
-
-@operator("EyeLike")
-def eye_like(node: OnnxNode) -> Results:
-    source = node.shape(0)
-    if len(source) != 2 or math.prod(source) > MAX_ELEMENTS >> 12:
-        raise node.fault("the input is not a matrix of sensible size", found=source)
-    return np.eye(*source, k=int(node.attribute("k", 0)), dtype=node.dtype(0))
 
 
 _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -215,20 +210,21 @@ _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate",
 @operator("Pad")
 def pad(node: OnnxNode) -> Results:
     """Negative widths cut, the rest pads."""
-    source, mode = node.shape(0), node.attribute("mode", "constant")
+    source, mode = node.dims(0), node.attribute("mode", "constant")
     widths = node.integers(1, "pads", "widths") or node.attribute("paddings", ())
     axes = node.axes(node.integers(3, "axes", "axes") or range(len(source)), len(source))
     if len(widths) != 2 * len(axes) or mode not in _PAD_MODES:
         raise node.fault("the widths or the mode are unusable", found=f"{widths}, {mode}",
                          expected=f"{2 * len(axes)} widths, mode {', '.join(_PAD_MODES)}")
     before, after = ({a: widths[i + k * len(axes)] for i, a in enumerate(axes)} for k in (0, 1))
-    cut = {a: range(max(-before[a], 0), source[a] - max(-after[a], 0)) for a in axes}
-    value = sliced(node, node.value(0), cut)
+    cuts = {a: Interval(max(-before[a], 0), source[a] - max(-after[a], 0)) for a in axes
+            if min(before[a], after[a]) < 0}
+    value = sliced(node, node.value(0), cuts)
     flat = [max(w.get(a, 0), 0) for a in range(len(source)) for w in (before, after)]
-    limits = [{"reflect": len(r) - 1, "wrap": len(r)}.get(mode, MAX_ELEMENTS)
-              for r in (cut.get(a, range(d)) for a, d in enumerate(source))]
-    if any(w > limits[i // 2] for i, w in enumerate(flat)):
-        raise node.fault(f"the widths are larger than the input allows in mode {mode}", found=widths, expected=limits)
+    extents = node.constant(value).ty.shape
+    for i, width in enumerate(flat):
+        if mode in ("reflect", "wrap") and width:
+            node.require_at_least(as_dim(extents[i // 2]), width + (mode == "reflect"))
     return value if not any(flat) else node.emit(
         relax.op.nn.pad(node.constant(value), flat, _PAD_MODES[mode], _pad_value(node)))
 

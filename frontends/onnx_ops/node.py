@@ -1,22 +1,26 @@
 """What a translation of an ONNX operator is given, and the table that translations are entered in.
 
 A translation is a function of one :class:`OnnxNode`. It emits bindings and returns the node's results: one value, or
-a tuple of them in the order of the node's outputs. A value is a Relax variable, or a NumPy array where it is known.
+a tuple of them in the order of the node's outputs. A value is a Relax variable, a NumPy array where it is known, or a
+:class:`SymbolicArray` where it is known but for symbols.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from ...errors import ImportModelError, UnsupportedOperatorError
-from ...ir import Expr, GraphBuilder, constant, dtype_of, shape_of
+from ...ir import Dim, Expr, GraphBuilder, constant, dim_text, dims_of, dtype_of, is_equal_dim
+from ..model import Requirement
+from ..symbolic_array import SymbolicArray, materialized
 
-Value: TypeAlias = relax.Var | np.ndarray
+Tensor: TypeAlias = relax.Var | np.ndarray
+Value: TypeAlias = Tensor | SymbolicArray
 Results: TypeAlias = Value | tuple[Value, ...]
 Translation = Callable[["OnnxNode"], Results]
 
@@ -25,8 +29,10 @@ MICROSOFT = "com.microsoft"
 
 # Larger tensors are refused: no machine that narrowcast targets holds one.
 MAX_ELEMENTS = 2 ** 40
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_FLOATS = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+           "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn")
 _OTHERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_PACKED = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
 
 
 def operator(*names: str, domain: str = "") -> Callable[[Translation], Translation]:
@@ -41,9 +47,10 @@ def operator(*names: str, domain: str = "") -> Callable[[Translation], Translati
 
 
 def normal_dtype(dtype: object) -> str | None:
-    """The element type that values of ``dtype`` have in normal form: float32 for every float; None if there is none."""
+    """The element type that values of ``dtype`` have in normal form: float32 for every float, a byte for integers of
+    2 or 4 bits; None if there is none."""
     text = str(dtype)
-    return "float32" if text in _FLOATS else text if text in _OTHERS else None
+    return "float32" if text in _FLOATS else text if text in _OTHERS else _PACKED.get(text)
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,9 @@ class OnnxNode:
     inputs : its values, None for an input that is left out.
     outputs : names of its outputs, empty for one that is left out.
     attributes : strings as ``str``, tensors as arrays, lists as tuples.
+    builder : where the bindings go.
+    requirements : where relations between extents go that the operator takes for granted and nothing proves.
+    declared : the element types that the model declares for the inputs, None where unknown (``onnx_types``).
     """
 
     op: str
@@ -67,6 +77,8 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     builder: GraphBuilder
+    requirements: list[Requirement] = field(default_factory=list)
+    declared: tuple[str | None, ...] = ()
 
     def fault(self, problem: str, **details: object) -> ImportModelError:
         """The error for a node that contradicts the operator's definition."""
@@ -83,27 +95,68 @@ class OnnxNode:
         """Whether input ``index`` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
-    def value(self, index: int) -> Value:
-        """Input ``index``; ImportModelError where it is left out."""
+    def value(self, index: int) -> Tensor:
+        """Input ``index``, as a tensor; ImportModelError where it is left out."""
         result = self.inputs[index] if index < len(self.inputs) else None
         if result is None:
             raise self.fault(f"input {index} is missing", found=f"{len(self.inputs)} inputs")
-        return result
+        return materialized(self.builder, f"{self.name}.extents", result) if isinstance(result, SymbolicArray) \
+            else result
+
+    def dims(self, index: int) -> tuple[Dim, ...]:
+        """The shape of input ``index``, which may have symbolic extents."""
+        value = self.inputs[index] if self.has(index) else self.value(index)
+        return dims_of(value) if isinstance(value, relax.Var) else value.shape
+
+    def rank(self, index: int) -> int:
+        return len(self.dims(index))
 
     def shape(self, index: int) -> tuple[int, ...]:
-        value = self.value(index)
-        return value.shape if isinstance(value, np.ndarray) else shape_of(value)
+        """The shape of input ``index``; UnsupportedOperatorError where an extent is symbolic."""
+        return self.numbers(self.dims(index), f"input {index}")
+
+    def numbers(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
+        """``dims`` as numbers; UnsupportedOperatorError where one is symbolic."""
+        for dim in dims:
+            if not isinstance(dim, int):
+                raise UnsupportedOperatorError(f"{self.op} with the extent {dim_text(dim)} of {what} left open is not "
+                                               "supported", layer=self.label,
+                                               hint='fix the extents it is made of: dims={"name": extent}')
+        return tuple(d for d in dims if isinstance(d, int))
+
+    def require_equal(self, a: Dim, b: Dim) -> None:
+        """Note that two extents have to be equal when the program is called; a fault where they never are."""
+        if not isinstance(a, int) or not isinstance(b, int):
+            if not is_equal_dim(a, b):
+                self.requirements.append(Requirement("==", a, b, self.label))
+        elif a != b:
+            raise self.fault("extents differ", found=(a, b))
+
+    def require_at_least(self, a: Dim, least: Dim) -> None:
+        """Note that an extent has to be as large as another when the program is called."""
+        requirement = Requirement(">=", a, least, self.label)
+        if requirement.holds() is False:
+            raise self.fault("an extent is too small", found=dim_text(a), expected=f"at least {dim_text(least)}")
+        if requirement.holds() is None:
+            self.requirements.append(requirement)
 
     def dtype(self, index: int) -> str:
         """The element type that input ``index`` has in normal form."""
+        value = self.inputs[index] if self.has(index) else self.value(index)
+        return dtype_of(value) if isinstance(value, relax.Var) else normal_dtype(value.dtype) or str(value.dtype)
+
+    def declared_dtype(self, index: int) -> str:
+        """The element type that the model declares for input ``index``, or where it is unknown that in normal form."""
         value = self.value(index)
-        return normal_dtype(value.dtype) or str(value.dtype) if isinstance(value, np.ndarray) else dtype_of(value)
+        if isinstance(value, np.ndarray) and normal_dtype(value.dtype) != str(value.dtype):
+            return str(value.dtype)
+        return (self.declared[index] if index < len(self.declared) else None) or self.dtype(index)
 
     def expr(self, index: int) -> Expr:
         """Input ``index`` as an expression; known values become constants."""
         return self.constant(self.value(index))
 
-    def constant(self, value: Value | float | int, dtype: str | None = None) -> Expr:
+    def constant(self, value: Tensor | float | int, dtype: str | None = None) -> Expr:
         """``value`` as an expression: constants get the element type of normal form, or ``dtype``."""
         if isinstance(value, relax.Var):
             return value
@@ -118,7 +171,11 @@ class OnnxNode:
 
     def known(self, index: int, what: str) -> np.ndarray:
         """The array of input ``index``, which must be known at import; ``what`` names it in the error."""
-        value = self.value(index)
+        value = self.inputs[index] if self.has(index) else self.value(index)
+        if isinstance(value, SymbolicArray):
+            raise UnsupportedOperatorError(
+                f"{self.op} with {what} that depends on symbolic extents is not supported", layer=self.label,
+                found=str(value), hint='fix these extents: dims={"name": extent}')
         if not isinstance(value, np.ndarray):
             raise self.unsupported(f"with {what} that depends on the model's inputs")
         return value
@@ -129,6 +186,15 @@ class OnnxNode:
             found = self.attributes[attribute]
             return tuple(found) if isinstance(found, tuple) else (found,)
         return tuple(int(v) for v in self.known(index, what).reshape(-1)) if self.has(index) else None
+
+    def extents(self, index: int, attribute: str, what: str) -> tuple[Dim, ...] | None:
+        """As ``integers``, but they may have symbols."""
+        value = self.inputs[index] if self.has(index) else None
+        if attribute in self.attributes or not isinstance(value, SymbolicArray):
+            return self.integers(index, attribute, what)
+        if not value.dtype.startswith("int"):
+            raise self.fault(f"{what} is not of integers", found=value.dtype)
+        return tuple(value.elements.reshape(-1))
 
     def axis(self, axis: int, rank: int) -> int:
         """``axis`` counted from the front; ImportModelError where it is outside of ``rank`` dimensions."""
@@ -147,7 +213,12 @@ class OnnxNode:
         """Bind ``value`` under the node's name, or under ``name.part`` where it only prepares an operand."""
         var = self.builder.emit(value, self.name if part is None else f"{self.name}.{part}")
         if isinstance(var.ty, relax.TensorType):
-            shape = shape_of(var)
+            if var.ty.shape is None:
+                raise self.unsupported("on extents that are not known to fit")
+            for dim in dims_of(var):
+                if not isinstance(dim, (int, tirx.Var)):
+                    self.require_at_least(dim, 1)
+            shape = [d for d in dims_of(var) if isinstance(d, int)]
             if any(d < 0 for d in shape) or int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
                 raise self.fault("the result has an impossible shape", found=shape)
         return var
