@@ -3,8 +3,9 @@ model's folder is opened."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,18 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import ImportModelError, UnsupportedOperatorError
+from .limits import (
+    MAX_CALLED,
+    MAX_DEPTH,
+    MAX_MODEL_BYTES,
+    MAX_MULTIPLE,
+    MAX_NAME,
+    MAX_NODES,
+    is_tensor_shape,
+    unusable_names,
+)
+from .onnx_external import check_external_data, tensors_of, with_external_data
 
-# Protobuf's own limit on a message.
-MAX_MODEL_BYTES = 2 ** 31 - 1
-# Functions that call functions, and branches in branches: beyond these a model is hostile.
-MAX_DEPTH, MAX_NODES = 32, 1_000_000
 # Below this the operators have other attributes (broadcasting was one); ONNX's converter lifts such models.
 OLDEST_OPSET, LIFTED_OPSET = 7, 13
 
@@ -40,19 +48,23 @@ class OnnxModel:
 def read_model(model: onnx.ModelProto | Path | str) -> OnnxModel:
     """Read and check a model.
 
-    Raises ImportModelError: the file is missing, too large, truncated, or not a model; names are missing, given twice
-    or form a cycle; a domain has no version.
+    Raises ImportModelError: the file is missing, too large, truncated, or not a model; names are missing, unusable,
+    given twice or form a cycle; a domain has no version; there is more of something than ``limits`` allows.
     """
     proto, folder = _load(model)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ImportModelError("the model has no graph", found=f"IR version {proto.ir_version}",
                                expected="an ONNX model", hint="export the model again")
     opsets = opset_versions(proto.opset_import)
+    check_size(proto)
+    check_graph(proto.graph, ())
+    for function in proto.functions:
+        _check_function(function)
+    check_external_data(tensors_of(proto.graph), folder)
     if 0 < opsets.get("", OLDEST_OPSET) < OLDEST_OPSET:
         proto = _lifted(proto)
         opsets = opset_versions(proto.opset_import)
-    check_size(proto)
-    check_graph(proto.graph, ())
+        check_graph(proto.graph, ())
     return OnnxModel(proto, folder, opsets)
 
 
@@ -108,6 +120,7 @@ def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
 def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:
     """Names are unique, all are produced somewhere and ``outer`` has the rest; ImportModelError otherwise."""
     check_text([v.name for v in (*graph.input, *graph.output)] + [t.name for t in graph.initializer])
+    check_text(d.dim_param for v in graph.input for d in v.type.tensor_type.shape.dim)
     problems: list[ImportModelError] = []
     inputs, weights = [v.name for v in graph.input], [t.name for t in graph.initializer]
     known = set(outer) | set(inputs) | set(weights)
@@ -115,42 +128,66 @@ def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:
         problems += [ImportModelError(f"an {kind} is given twice, or has no name", found=n) for n in _repeated(names)]
     if graph.sparse_initializer:
         problems.append(UnsupportedOperatorError("sparse initializers are not supported"))
-    produced: dict[str, str] = {}
-    for node in graph.node:
-        for name in filter(None, node.output):
-            if name in produced or name in known:
-                problems.append(ImportModelError("a result is produced twice", layer=label_of(node), found=name))
-            produced[name] = label_of(node)
-    for node in graph.node:
-        if not node.op_type:
-            problems.append(ImportModelError("a node has no operator", layer=label_of(node)))
-        problems += [ImportModelError("a node reads a value that nothing produces", layer=label_of(node), found=name)
-                     for name in node.input if name and name not in produced and name not in known]
+    produced = _check_nodes(graph.node, known, problems)
     problems += [ImportModelError("an output of the model is not produced", found=v.name) for v in graph.output
                  if v.name not in produced and v.name not in known]
     if problems:
         raise ImportModelError.collect(problems)
 
 
+def _check_nodes(nodes: Sequence[onnx.NodeProto], known: Collection[str], problems: list[ImportModelError]) -> set[str]:
+    """The names that ``nodes`` produce; what is wrong with these and those that they read is added to ``problems``."""
+    produced: set[str] = set()
+    for node in nodes:
+        for name in filter(None, node.output):
+            if name in produced or name in known:
+                problems.append(ImportModelError("a result is produced twice", layer=label_of(node), found=name))
+            produced.add(name)
+    for node in nodes:
+        if not node.op_type:
+            problems.append(ImportModelError("a node has no operator", layer=label_of(node)))
+        problems += [ImportModelError("a node reads a value that nothing produces", layer=label_of(node), found=name)
+                     for name in node.input if name and name not in produced and name not in known]
+    return produced
+
+
+def _check_function(function: onnx.FunctionProto) -> None:
+    """What ``check_graph`` checks, for a function."""
+    problems = [ImportModelError("an argument of a function is given twice, or has no name", layer=function.name,
+                                 found=n) for n in _repeated(list(function.input))]
+    produced = _check_nodes(function.node, set(function.input), problems)
+    problems += [ImportModelError("a result of a function is not produced", layer=function.name, found=n)
+                 for n in function.output if n not in produced and n not in function.input]
+    if problems:
+        raise ImportModelError.collect(problems)
+
+
 def check_text(names: Iterable[str | bytes]) -> None:
-    """Protobuf hands out text that is not UTF-8 as bytes; ImportModelError for such a name."""
-    for name in names:
-        if isinstance(name, bytes):
-            raise ImportModelError("a name is not text", found=name[:40], expected="UTF-8",
-                                   hint="the file may be damaged: compare it with the original")
+    """ImportModelError for a name that is not text, or not one that can be shown."""
+    unusable = unusable_names(names)
+    if unusable:
+        raise ImportModelError("a name is unusable", found=ascii(unusable[0]),
+                               expected=f"at most {MAX_NAME} characters of UTF-8 that can be printed",
+                               hint="the file may be damaged: compare it with the original")
 
 
 def check_size(proto: onnx.ModelProto) -> None:
     """The nodes that are left when all functions are called in place are not too many; ImportModelError otherwise."""
     check_text([text for f in proto.functions for text in (f.domain, f.name, *f.input, *f.output)])
     functions = {(domain_of(f.domain), f.name): f for f in proto.functions}
+    if len(functions) != len(proto.functions):
+        raise UnsupportedOperatorError("functions that are defined twice, overloaded or not, are not supported",
+                                       found=", ".join(_repeated([f.name for f in proto.functions])[:5]))
     sizes: dict[tuple[str, str], int] = {}
+    own = 0
 
     def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        nonlocal own
         if depth > MAX_DEPTH:
             raise ImportModelError("functions or branches are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
         total = 0
         for node in nodes:
+            own += 1
             check_text([node.name, node.op_type, node.domain, *node.input, *node.output,
                         *(a.name for a in node.attribute)])
             key = domain_of(node.domain), node.op_type
@@ -159,8 +196,10 @@ def check_size(proto: onnx.ModelProto) -> None:
             total += sizes.get(key, 1) + sum(size(g.node, depth + 1) for g in graphs_of(node))
         return total
 
-    if size(proto.graph.node, 0) > MAX_NODES:
-        raise ImportModelError("the model has too many nodes", expected=f"at most {MAX_NODES}")
+    total = size(proto.graph.node, 0)
+    if total > min(MAX_NODES, MAX_CALLED + MAX_MULTIPLE * own):
+        raise ImportModelError("the model has too many nodes", found=f"{total}, functions called in place",
+                               expected=f"at most {MAX_NODES}, and {MAX_MULTIPLE} times those in the file")
 
 
 def graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -189,21 +228,27 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
     Raises ImportModelError, naming the nodes, where there is a cycle.
     """
-    rest = list(nodes)
-    pending = {name for node in rest for name in node.output if name}
+    given = list(nodes)
+    producer = {name: i for i, node in enumerate(given) for name in node.output if name}
+    readers: list[list[int]] = [[] for _ in given]
+    missing = []
+    for i, node in enumerate(given):
+        sources = {producer[name] for name in reads_of(node) if name in producer}
+        missing.append(len(sources))
+        for source in sources:
+            readers[source].append(i)
+    ready = [i for i, count in enumerate(missing) if count == 0]
     result: list[onnx.NodeProto] = []
-    while rest:
-        waiting = []
-        for node in rest:
-            if any(name in pending for name in reads_of(node)):
-                waiting.append(node)
-            else:
-                result.append(node)
-                pending.difference_update(node.output)
-        if len(waiting) == len(rest):
-            raise ImportModelError("the graph has a cycle", found=", ".join(label_of(n) for n in waiting[:5]),
-                                   expected="an acyclic graph")
-        rest = waiting
+    while ready:
+        first = heapq.heappop(ready)
+        result.append(given[first])
+        for reader in readers[first]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(result) < len(given):
+        waiting = [label_of(n) for n, count in zip(given, missing, strict=True) if count]
+        raise ImportModelError("the graph has a cycle", found=", ".join(waiting[:5]), expected="an acyclic graph")
     return result
 
 
@@ -232,11 +277,15 @@ def array_of(tensor: TensorProto, folder: Path | None) -> np.ndarray:
         raise ImportModelError(f"{where} has an unknown element type", found=tensor.data_type) from error
     if any(d < 0 for d in tensor.dims):
         raise ImportModelError(f"{where} has a negative dimension", found=list(tensor.dims))
+    if not is_tensor_shape(tensor.dims):
+        raise ImportModelError(f"{where} has an impossible shape", found=f"{len(tensor.dims)} dimensions, "
+                               f"{math.prod(tensor.dims)} elements")
+    if tensor.HasField("segment"):
+        raise UnsupportedOperatorError(f"{where} is stored in segments, which are not supported")
     if tensor.data_location == TensorProto.EXTERNAL:
-        tensor = _with_external_data(tensor, folder, where)
-    whole_bytes = "int4" not in str(dtype) and "int2" not in str(dtype) and "float4" not in str(dtype)
-    expected = math.prod(tensor.dims) * dtype.itemsize
-    if whole_bytes and tensor.HasField("raw_data") and len(tensor.raw_data) != expected:
+        tensor = with_external_data(tensor, folder, where)
+    expected = -(-math.prod(tensor.dims) * _bits(dtype) // 8)
+    if tensor.HasField("raw_data") and len(tensor.raw_data) != expected:
         raise ImportModelError(f"{where} has data of the wrong length", found=f"{len(tensor.raw_data)} bytes",
                                expected=f"{expected} bytes for {list(tensor.dims)} of {dtype}")
     try:
@@ -245,41 +294,10 @@ def array_of(tensor: TensorProto, folder: Path | None) -> np.ndarray:
         raise ImportModelError(f"{where} has data that do not fit its dimensions", found=list(tensor.dims)) from error
 
 
-def _with_external_data(tensor: TensorProto, folder: Path | None, where: str) -> TensorProto:
-    check_text([text for e in tensor.external_data for text in (e.key, e.value)])
-    entries = {e.key: e.value for e in tensor.external_data}
-    location = entries.get("location", "")
-    if folder is None:
-        raise ImportModelError(f"{where} is in another file", found=location, hint="pass the path of the model's file")
-    path = _inside(folder, location, where)
-    try:
-        offset = int(entries.get("offset", 0))
-        length = int(entries.get("length", path.stat().st_size - offset))
-    except ValueError as error:
-        raise ImportModelError(f"{where} has an unreadable place in its file", found=entries) from error
-    if offset < 0 or length < 0 or offset + length > path.stat().st_size:
-        raise ImportModelError(f"{where} lies beyond the end of its file", found=f"{offset} + {length} bytes",
-                               expected=f"at most {path.stat().st_size}", hint=f"{location} may be truncated")
-    with path.open("rb") as file:
-        file.seek(offset)
-        raw = file.read(length)
-    return TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
-
-
-def _inside(folder: Path, location: str, where: str) -> Path:
-    """The file ``location``, which must be a relative path that stays in ``folder``, links followed."""
-    relative = Path(location)
-    hint = "external data must lie in the model's folder"
-    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts or "\\" in location:
-        raise ImportModelError(f"{where} names a file that is not allowed", found=location,
-                               expected="a relative path without ..", hint=hint)
-    path = (folder / relative).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ImportModelError(f"{where} names a link that leaves the model's folder", found=location, hint=hint)
-    if not path.is_file():
-        raise ImportModelError(f"{where} is in a file that does not exist", found=location,
-                               hint="copy it next to the model's file")
-    return path
+def _bits(dtype: np.dtype) -> int:
+    """How many bits an element of a tensor takes in a file."""
+    packed = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
+    return packed.get(str(dtype), 8 * dtype.itemsize)
 
 
 def attributes_of(node: onnx.NodeProto, folder: Path | None) -> dict[str, Any]:
@@ -287,6 +305,9 @@ def attributes_of(node: onnx.NodeProto, folder: Path | None) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for attribute in node.attribute:
         kinds = onnx.AttributeProto
+        if attribute.name in result or attribute.ref_attr_name:
+            problem = "is given twice" if attribute.name in result else "refers to a function's argument"
+            raise ImportModelError(f"the attribute {attribute.name} {problem}", layer=label_of(node))
         if attribute.type == kinds.TENSOR:
             result[attribute.name] = array_of(attribute.t, folder)
             continue
