@@ -238,6 +238,8 @@ class _Model:
 
     def solve(self) -> np.ndarray:
         """The values of the variables, rounded to integers."""
+        if not self._rows:  # A network that only hands its inputs on.
+            return np.zeros(len(self._cost), int)
         entries = [(r, v, k) for r, (row, _, _) in enumerate(self._rows) for v, k in row.items()]
         rows, columns, values = zip(*entries, strict=True)
         matrix = sparse.csr_array((values, (rows, columns)), shape=(len(self._rows), len(self._cost)))

@@ -68,15 +68,15 @@ class QParams:
 class Storage:
     """One materialisation of a tensor in memory.
 
-    dtype : "float32", "bfloat16", "uint8" (then with ``qparams``), or a tensor's own integer or boolean type.
+    dtype : "float32", "bfloat16", "uint8" with ``qparams``, or without any a tensor's own integer or boolean type.
     """
 
     dtype: str
     qparams: QParams | None = None
 
     def __post_init__(self) -> None:
-        if (self.dtype == "uint8") != (self.qparams is not None) and self.dtype in ("float32", "bfloat16", "uint8"):
-            raise PlanError("uint8 storage needs quantization parameters, and no other has them", found=self)
+        if self.qparams is not None and self.dtype != "uint8":
+            raise PlanError("only uint8 storage has quantization parameters", found=self)
 
 
 FLOAT32 = Storage("float32")

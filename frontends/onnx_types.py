@@ -43,7 +43,5 @@ def result_types(domain: str, op: str, opset: int, attributes: Mapping[str, Any]
 
 def _concrete(text: str) -> str | None:
     """The type in ``tensor(float16)``; None for a type variable."""
-    if not text.startswith("tensor("):
-        return None
-    return type_name(TensorProto.DataType.Value(text[7:-1].upper())) if text[7:-1].upper() in TensorProto.DataType.keys() \
-        else None
+    name = text[7:-1].upper() if text.startswith("tensor(") else ""
+    return type_name(TensorProto.DataType.Value(name)) if name in TensorProto.DataType.keys() else None  # noqa: SIM118

@@ -48,7 +48,8 @@ def dequantize_linear(node: OnnxNode) -> Results:
     return dequantized(node, node.value(0), parameter(node, 1), parameter(node, 2) if node.has(2) else None)
 
 
-def dequantized(node: OnnxNode, levels: Tensor, scale: Tensor, zero: Tensor | None, part: str | None = None) -> relax.Var:
+def dequantized(node: OnnxNode, levels: Tensor, scale: Tensor, zero: Tensor | None,
+                part: str | None = None) -> relax.Var:
     """``(levels - zero) · scale`` in float32."""
     steps = real(node, levels)
     if not is_zero(zero):
