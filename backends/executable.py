@@ -80,7 +80,7 @@ class Executable:
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run once. Inputs are copied into aligned memory; the outputs are new arrays."""
-        result = self.run([tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs])
+        result = self.run([tvm.runtime.tensor(np.asarray(x, order="C")) for x in inputs])
         return [r.numpy() for r in result]
 
     def run(self, inputs: Sequence[tvm.runtime.Tensor]) -> list[tvm.runtime.Tensor]:
