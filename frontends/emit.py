@@ -11,8 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ..ir import Expr, GraphBuilder, constant, dtype_of, shape_of
-from ..operators import custom
+from ..ir import Constant, Dim, Expr, GraphBuilder, constant, constant_value, dims_of, dtype_of, is_equal_dim
+from ..operators.recurrent import OPTIONAL_ZEROS, Recurrence, recurrent_layer
+from .extents import extent as extent_of
+from .extents import extents as extents_of
+from .extents import triangle
 
 # Stands for minus infinity in masks: its exponential is 0 next to any score, and sums with scores stay finite.
 MASKED = -1e30
@@ -39,14 +42,16 @@ def as_variable(builder: GraphBuilder, name: str, value: Expr) -> relax.Var:
     return value if isinstance(value, relax.Var) else builder.emit(value, name)
 
 
-def within(builder: GraphBuilder, name: str, indices: Expr, extents: int | Sequence[int]) -> relax.Var:
+def within(builder: GraphBuilder, name: str, indices: Expr, extents: Dim | Sequence[Dim]) -> relax.Var:
     """Indices that are known only at run time, made safe: ``indices mod extents``, so that nothing outside is read.
 
     Negative ones count from the end; what is out of range, an error of the caller that a program cannot report, picks
     some element. ``extents`` (above 0) is one number, or one for each entry of the last axis.
     """
-    extent = constant(np.asarray(extents, dtype_of(indices)))
-    return builder.emit(relax.op.floor_mod(indices, extent), f"{name}.positions")
+    dtype = dtype_of(indices)
+    bound = extents_of(builder, name, extents, dtype) if isinstance(extents, (list, tuple)) else \
+        extent_of(builder, name, extents, dtype)
+    return builder.emit(relax.op.floor_mod(indices, bound), f"{name}.positions")
 
 
 def convolution(builder: GraphBuilder, name: str, x: Expr, weight: Expr, bias: np.ndarray | None, *,
@@ -55,7 +60,7 @@ def convolution(builder: GraphBuilder, name: str, x: Expr, weight: Expr, bias: n
 
     ``padding`` has one number per spatial dimension, or all the starts followed by all the ends.
     """
-    spatial = len(shape_of(x)) - 2
+    spatial = len(dims_of(x)) - 2
     op = _CONVOLUTIONS[spatial, False]
     call = op(x, weight, strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups)
     return add_bias(builder, name, builder.emit(call, name), bias, spatial)
@@ -65,7 +70,7 @@ def transposed_convolution(builder: GraphBuilder, name: str, x: Expr, weight: Ex
                            strides: Sequence[int], padding: Sequence[int], output_padding: Sequence[int],
                            dilation: Sequence[int], groups: int) -> relax.Var:
     """A transposed convolution with weights [I, O/groups, spatial…], then the bias as an addition."""
-    spatial = len(shape_of(x)) - 2
+    spatial = len(dims_of(x)) - 2
     op = _CONVOLUTIONS[spatial, True]
     call = op(x, weight, strides=list(strides), padding=list(padding), output_padding=list(output_padding),
               dilation=list(dilation), groups=groups)
@@ -95,7 +100,7 @@ def batch_norm(builder: GraphBuilder, name: str, x: Expr, *, gamma: np.ndarray |
     scale = scale if gamma is None else scale * np.asarray(gamma, np.float64)
     shift = -np.asarray(mean, np.float64) * scale
     shift = shift if beta is None else shift + np.asarray(beta, np.float64)
-    spatial = max(len(shape_of(x)) - 2, 0)
+    spatial = max(len(dims_of(x)) - 2, 0)
     y = builder.emit(relax.op.multiply(x, per_channel(scale, spatial)), name)
     return builder.emit(relax.op.add(y, per_channel(shift, spatial)), name)
 
@@ -107,7 +112,7 @@ def attention(builder: GraphBuilder, name: str, q: Expr, k: Expr, v: Expr, bias:
     ``bias`` is float32 and broadcasts to [batch, heads, query, key]. The result has the layout of ``q``. Key and value
     heads that are fewer than the query heads are repeated (grouped query attention).
     """
-    heads, keys = shape_of(q)[1], shape_of(k)[2]
+    heads, keys = dims_of(q)[1], dims_of(k)[2]
     k, v = (_repeat_heads(builder, f"{name}.{part}", t, heads) for part, t in (("key", k), ("value", v)))
     q, k, v = (builder.emit(relax.op.permute_dims(t, [0, 2, 1, 3]), f"{name}.{part}")
                for part, t in (("query", q), ("key", k), ("value", v)))
@@ -118,18 +123,20 @@ def attention(builder: GraphBuilder, name: str, q: Expr, k: Expr, v: Expr, bias:
     return builder.emit(relax.op.permute_dims(builder.emit(call, name), [0, 2, 1, 3]), name)
 
 
-def _repeat_heads(builder: GraphBuilder, name: str, x: Expr, heads: int) -> Expr:
-    own = shape_of(x)[1]
-    return x if own == heads else builder.emit(relax.op.repeat(x, heads // own, axis=1), name)
+def _repeat_heads(builder: GraphBuilder, name: str, x: Expr, heads: Dim) -> Expr:
+    own = dims_of(x)[1]
+    if is_equal_dim(own, heads):
+        return x
+    return builder.emit(relax.op.repeat(x, int(heads) // int(own), axis=1), name)
 
 
-def _full_bias(builder: GraphBuilder, name: str, bias: Expr, keys: int) -> Expr:
+def _full_bias(builder: GraphBuilder, name: str, bias: Expr, keys: Dim) -> Expr:
     """``bias`` with four dimensions of which the last is ``keys`` (Relax broadcasts the other three only)."""
-    shape = shape_of(bias)
+    shape = dims_of(bias)
     if len(shape) < 4:
         shape = (1,) * (4 - len(shape)) + shape
         bias = builder.emit(relax.op.reshape(bias, shape), name)
-    if shape[3] != keys:
+    if not is_equal_dim(shape[3], keys):
         bias = builder.emit(relax.op.broadcast_to(bias, (*shape[:3], keys)), name)
     return bias
 
@@ -139,27 +146,50 @@ def mask_bias(builder: GraphBuilder, name: str, mask: Expr) -> relax.Var:
     return builder.emit(relax.op.where(mask, float_constant(np.zeros(())), float_constant(np.array(MASKED))), name)
 
 
-def causal_bias(queries: int, keys: int) -> np.ndarray:
+def causal_bias(builder: GraphBuilder, name: str, queries: Dim, keys: Dim) -> Expr:
     """[queries, keys] float32: query i sees the keys up to i."""
-    return np.where(np.tri(queries, keys, dtype=bool), np.float32(0), np.float32(MASKED)).astype(np.float32)
+    visible = triangle(builder, name, queries, keys)
+    if isinstance(visible, Constant):
+        return float_constant(np.where(constant_value(visible), 0.0, MASKED))
+    return mask_bias(builder, name, visible)
 
 
-def lstm(builder: GraphBuilder, name: str, x: Expr, w: np.ndarray, r: np.ndarray, b: np.ndarray, h0: Expr,
-         c0: Expr) -> tuple[relax.Var, relax.Var, relax.Var]:
-    """One layer of ``narrowcast.lstm`` (shapes there), its three results as variables."""
-    result = builder.emit(custom.lstm(x, float_constant(w), float_constant(r), float_constant(b), h0, c0), name)
-    parts = [builder.emit(relax.TupleGetItem(result, i), f"{name}.{part}")
-             for i, part in enumerate(("sequence", "hidden", "cell"))]
-    return parts[0], parts[1], parts[2]
+def recurrent(builder: GraphBuilder, name: str, form: Recurrence, **operands: Expr | None) -> tuple[relax.Var, ...]:
+    """The results of a recurrent layer (``operators.recurrent``): all hidden states, the last one, the last cell state
+    of an LSTM. Biases, states and peepholes that are constants of 0 are left out."""
+    given = {n: o for n, o in operands.items() if o is not None and not (n in OPTIONAL_ZEROS and _is_zero(o))}
+    result = builder.emit(recurrent_layer(form, **given), name)
+    parts = ("sequence", "hidden", "cell")[:len(result.ty.fields)]
+    return tuple(builder.emit(relax.TupleGetItem(result, i), f"{name}.{part}") for i, part in enumerate(parts))
+
+
+def _is_zero(expr: Expr) -> bool:
+    return isinstance(expr, Constant) and not constant_value(expr).any()
 
 
 def layer_norm(builder: GraphBuilder, name: str, x: Expr, gamma: Expr | None, beta: Expr | None, *,
                axes: Sequence[int], epsilon: float) -> relax.Var:
-    """Layer normalization over the trailing ``axes``; a missing gamma is ones, a missing beta zeros."""
-    extent = [shape_of(x)[a] for a in axes]
+    """Layer normalization over the trailing ``axes``; a missing gamma is ones, a missing beta zeros.
+
+    Over symbolic extents, which no gamma and beta can have, it is written out.
+    """
+    extent = [dims_of(x)[a] for a in axes]
+    if not all(isinstance(d, int) for d in extent):
+        return _standardized(builder, name, x, axes, epsilon)
     gamma = float_constant(np.ones(extent)) if gamma is None else gamma
     beta = float_constant(np.zeros(extent)) if beta is None else beta
     return builder.emit(relax.op.nn.layer_norm(x, gamma, beta, axes=list(axes), epsilon=epsilon), name)
+
+
+def _standardized(builder: GraphBuilder, name: str, x: Expr, axes: Sequence[int], epsilon: float) -> relax.Var:
+    """``(x - mean) / sqrt(variance + epsilon)`` over ``axes``."""
+    op = relax.op
+    mean = builder.emit(op.mean(x, axis=list(axes), keepdims=True), f"{name}.mean")
+    centered = builder.emit(op.subtract(x, mean), f"{name}.centered")
+    squares = builder.emit(op.multiply(centered, centered), f"{name}.squares")
+    variance = builder.emit(op.mean(squares, axis=list(axes), keepdims=True), f"{name}.variance")
+    stable = builder.emit(op.add(variance, float_constant(np.asarray(epsilon))), f"{name}.variance")
+    return builder.emit(op.multiply(centered, builder.emit(op.rsqrt(stable), f"{name}.scale")), name)
 
 
 def cast(builder: GraphBuilder, name: str, x: Expr, dtype: str) -> Expr:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tvm
 
+from ...ir import dims_of, evaluate_dim, match_dims
 from . import pipeline
 from .kernel import Kernel, KernelRequest, output_buffers
 
@@ -17,9 +18,10 @@ def compile_functions(functions: Mapping[str, tvm.tirx.PrimFunc], target: tvm.ta
     return tvm.tirx.build(tvm.IRModule(named), target=target, pipeline=pipeline.NAME)
 
 
-def empty_outputs(request: KernelRequest) -> list[tvm.runtime.Tensor]:
-    """Uninitialized tensors for a kernel's outputs, in order."""
-    return [tvm.runtime.empty(shape, dtype) for shape, dtype in output_buffers(request)]
+def empty_outputs(request: KernelRequest, extents: Mapping[str, int] | None = None) -> list[tvm.runtime.Tensor]:
+    """Uninitialized tensors for a kernel's outputs, in order; ``extents`` are those of the symbols, by name."""
+    return [tvm.runtime.empty([evaluate_dim(d, extents or {}) for d in shape], dtype)
+            for shape, dtype in output_buffers(request)]
 
 
 def run_kernel(request: KernelRequest, kernel: Kernel, inputs: Sequence[np.ndarray],
@@ -29,6 +31,16 @@ def run_kernel(request: KernelRequest, kernel: Kernel, inputs: Sequence[np.ndarr
     ``inputs`` are in their storage already (``arrays.encode_array``).
     """
     module = compile_functions({"kernel": kernel.func}, target)
-    outputs = empty_outputs(request)
-    module["kernel"](*(tvm.runtime.tensor(a) for a in (*inputs, *kernel.constants)), *outputs)
+    return call_kernel(module["kernel"], request, kernel, inputs)
+
+
+def call_kernel(function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel,
+                inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """``run_kernel`` for a kernel that is compiled already; the inputs' shapes give the symbols their extents."""
+    extents: dict[str, int] = {}
+    for parameter, array in zip(request.group.parameters, inputs, strict=True):
+        match_dims(dims_of(parameter), array.shape, extents)
+    outputs = empty_outputs(request, extents)
+    symbols = [extents[s.name] for s in kernel.symbols]
+    function(*(tvm.runtime.tensor(a) for a in (*inputs, *kernel.constants)), *symbols, *outputs)
     return [output.numpy() for output in outputs]

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from ...errors import UnsupportedOperatorError
 from ...ir import op_name
+from ...operators.recurrent import is_recurrent
 from ..target import Capabilities
 from .kernel import Kernel, KernelRequest
 
@@ -39,8 +40,8 @@ def emit(request: KernelRequest, capabilities: Capabilities, threads: int) -> Ke
     if kind not in BUILDERS:
         raise UnsupportedOperatorError("no kernels for this kind of group", layer=request.group.name, found=kind,
                                        expected=", ".join(BUILDERS))
-    if kind == "opaque" and op_name(request.group.bindings[0].value) == "narrowcast.lstm":
-        return _builder("lstm", "build_lstm")(request, capabilities, threads)
+    if kind == "opaque" and is_recurrent(op_name(request.group.bindings[0].value)):
+        return _builder("recurrent", "build_recurrent")(request, capabilities, threads)
     return _builder(*BUILDERS[kind])(request, capabilities, threads)
 
 

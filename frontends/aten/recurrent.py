@@ -1,73 +1,123 @@
-"""Recurrent layers of ATen: the LSTM becomes ``narrowcast.lstm``; others are unrolled by PyTorch's decompositions."""
+"""Recurrent layers of ATen, which become those of ``operators.recurrent``, one for each layer of a stack. Cells, single
+steps, are taken apart by PyTorch's decompositions: their products are linear layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr
+from ...ir import Expr, constant, dims_of
+from ...operators.recurrent import Activation, Recurrence
 from .. import emit
-from .context import Context, Handler, Value, shape
-from .movement import permuted, sliced
+from .context import Context, Handler, Value
+from .movement import permuted
+from .slicing import sliced
 
 _op = relax.op
+# PyTorch's gates (i, f, g, o of an LSTM; r, z, n of a GRU) in ONNX's order.
+_ORDERS = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn": (0,)}
+# Names of one direction's parameters, in PyTorch's order; a layer may lack the biases or the projection.
+_PARAMETERS = ("w", "r", "b_ih", "b_hh", "projection")
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """How the parameters of a stack of layers are listed: ``names`` for every direction of every layer."""
+
+    form: Recurrence
+    names: tuple[str, ...]
+    weights: Sequence[Value]
+    layers: int
+
+    def operands(self, c: Context, layer: int) -> dict[str, Expr]:
+        """The constant operands of one layer."""
+        directions, each = self.form.directions, len(self.names)
+        own = self.weights[layer * directions * each:(layer + 1) * directions * each]
+        arrays = [c.array(w, "a recurrent layer's weight") for w in own]
+        by_name = {n: [arrays[d * each + i] for d in range(directions)] for i, n in enumerate(self.names)}
+        operands = {n: np.stack([self._reordered(a) for a in by_name[n]]) for n in ("w", "r")}
+        if "b_ih" in by_name:
+            pairs = zip(by_name["b_ih"], by_name["b_hh"], strict=True)
+            operands["b"] = np.stack([np.concatenate([self._reordered(a) for a in pair]) for pair in pairs])
+        if "projection" in by_name:
+            operands["projection"] = np.stack(by_name["projection"])
+        return {n: constant(a) for n, a in operands.items()}
+
+    def _reordered(self, gates: np.ndarray) -> np.ndarray:
+        parts = np.split(gates, self.form.gates)
+        return np.concatenate([parts[i] for i in _ORDERS[self.form.cell]])
+
+
+def _layers(c: Context, x: Value, states: dict[str, Value], stack: _Stack, *, batch_first: bool) -> Value:
+    """The sequence of outputs and the last states of all layers; each layer reads the sequence before it."""
+    form = stack.form
+    sequence = permuted(c, x, [1, 0, 2], "input") if batch_first else c.expr(x)
+    last: list[list[Expr]] = [[] for _ in states]
+    for layer in range(stack.layers):
+        start = layer * form.directions
+        own = {n: sliced(c, s, 0, start, start + form.directions, part=n) for n, s in states.items()}
+        outputs, *ends = emit.recurrent(c.builder, c.name, form, x=sequence, **stack.operands(c, layer), **own)
+        sequence = _joined_directions(c, outputs)
+        for found, end in zip(last, ends, strict=True):
+            found.append(end)
+    sequence = permuted(c, sequence, [1, 0, 2], "output") if batch_first else sequence
+    return (sequence, *(_stacked(c, found, part) for found, part in zip(last, ("hidden", "cell"), strict=False)))
+
+
+def _stack_of(c: Context, form: Recurrence, weights: Sequence[Value], layers: int, *, has_biases: bool,
+              dropout: float, train: bool) -> _Stack:
+    if train and dropout > 0:
+        raise c.refuse("dropout between the layers has no translation", hint="export the module in eval() mode")
+    names = _PARAMETERS[:4] if has_biases else _PARAMETERS[:2]
+    if len(weights) == layers * form.directions * (len(names) + 1):
+        names = (*names, "projection")
+    return _Stack(form, names, weights, layers)
 
 
 def lstm(c: Context, x: Value, state: Sequence[Value], weights: Sequence[Value], has_biases: bool, layers: int,
          dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> Value:
     """All layers of an ``nn.LSTM``: the sequence of outputs, the last hidden and the last cell states."""
-    if not isinstance(state, (list, tuple)) or not isinstance(has_biases, bool):
-        raise c.refuse("an LSTM over a packed sequence has no translation", hint="pass a padded tensor")
+    form = Recurrence("lstm", 2 if bidirectional else 1)
+    stack = _stack_of(c, form, weights, layers, has_biases=has_biases, dropout=dropout, train=train)
+    return _layers(c, x, {"h0": state[0], "c0": state[1]}, stack, batch_first=batch_first)
+
+
+def _with_one_state(cell: str, activation: str, c: Context, x: Value, state: Value, weights: Sequence[Value],
+                    has_biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
+                    batch_first: bool) -> Value:
+    """All layers of an ``nn.GRU`` or ``nn.RNN``: the sequence of outputs and the last hidden states."""
     directions = 2 if bidirectional else 1
-    each = 4 if has_biases else 2
-    if len(weights) != layers * directions * each:
-        raise c.refuse("an LSTM with a projection has no translation", hint="use proj_size=0")
-    sequence = permuted(c, x, [1, 0, 2], "input") if batch_first else c.expr(x)
-    hidden, cells = [], []
-    for layer in range(layers):
-        own = weights[layer * directions * each:(layer + 1) * directions * each]
-        w, r, b = _packed(c, own, each)
-        start = layer * directions
-        h0, c0 = (sliced(c, s, 0, start, start + directions, part=part)
-                  for s, part in zip(state, ("h0", "c0"), strict=True))
-        outputs, h, cell = emit.lstm(c.builder, c.name, sequence, w, r, b, h0, c0)
-        sequence = _joined_directions(c, outputs)
-        hidden.append(h)
-        cells.append(cell)
-    result = permuted(c, sequence, [1, 0, 2], "output") if batch_first else sequence
-    return result, _stacked(c, hidden, "hidden"), _stacked(c, cells, "cell")
+    activations = (Activation(activation),) * directions if cell == "rnn" else ()
+    form = Recurrence(cell, directions, activations, linear_before_reset=cell == "gru")
+    stack = _stack_of(c, form, weights, layers, has_biases=has_biases, dropout=dropout, train=train)
+    return _layers(c, x, {"h0": state}, stack, batch_first=batch_first)
 
 
-def _packed(c: Context, weights: Sequence[Value], each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The weights of one layer in ONNX's layout: [directions, 4·hidden, …], gates i, o, f, c."""
-    arrays = [c.array(w, "an LSTM's weight") for w in weights]
-    groups = [arrays[i:i + each] for i in range(0, len(arrays), each)]
-    w, r = (np.stack([_reordered(g[i]) for g in groups]) for i in (0, 1))
-    if each == 2:
-        return w, r, np.zeros(w.shape[:2], np.float32)
-    biases = [g[2].astype(np.float64) + g[3].astype(np.float64) for g in groups]
-    return w, r, np.stack([_reordered(b) for b in biases])
-
-
-def _reordered(gates: np.ndarray) -> np.ndarray:
-    """PyTorch's gates i, f, g, o in the order i, o, f, c."""
-    i, f, g, o = np.split(gates, 4)
-    return np.concatenate([i, o, f, g])
+def _packed(c: Context, *arguments: Value) -> Value:
+    raise c.refuse("a recurrent layer over a packed sequence has no translation", hint="pass a padded tensor")
 
 
 def _joined_directions(c: Context, outputs: Expr) -> Expr:
-    """[steps, directions, batch, hidden] as [steps, batch, directions · hidden]."""
-    steps, directions, batch, hidden = shape(outputs)
+    """[steps, directions, batch, state] as [steps, batch, directions · state]."""
+    steps, directions, batch, state = dims_of(outputs)
     if directions == 1:
         return c.emit(_op.squeeze(outputs, 1), "joined")
     swapped = c.emit(_op.permute_dims(outputs, [0, 2, 1, 3]), "swapped")
-    return c.emit(_op.reshape(swapped, (steps, batch, directions * hidden)), "joined")
+    return c.emit(_op.reshape(swapped, (steps, batch, directions * state)), "joined")
 
 
 def _stacked(c: Context, states: Sequence[Expr], part: str) -> Expr:
     return states[0] if len(states) == 1 else c.emit(_op.concat(list(states), axis=0), part)
 
 
-TABLE: dict[str, Handler] = {"lstm": lstm}
+TABLE: dict[str, Handler] = {
+    "lstm.input": lstm,
+    "gru.input": partial(_with_one_state, "gru", "tanh"),
+    "rnn_tanh.input": partial(_with_one_state, "rnn", "tanh"),
+    "rnn_relu.input": partial(_with_one_state, "rnn", "relu"),
+    **dict.fromkeys(("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"), _packed),
+}

@@ -2,79 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr
+from ...ir import Expr, constant, dims_of
+from ...operators.recurrent import DEFAULT_ACTIVATIONS, Activation, Recurrence, misfit
 from .. import emit
+from .broadcasting import shape_text, stated
 from .node import OnnxNode, Results, operator
 
-_ACTIVATIONS = ("sigmoid", "tanh", "tanh")
+# Operands by input; only an LSTM has the last two.
+_INPUTS = ("x", "w", "r", "b", "lengths", "h0", "c0", "peepholes")
+# The defaults of ONNX's own operators for alpha and beta, as many as each activation takes; None: it has none.
+_PARAMETERS: dict[str, tuple[float | None, ...]] = {
+    "affine": (1.0, 0.0), "elu": (1.0,), "hardsigmoid": (0.2, 0.5), "leakyrelu": (0.01,), "relu": (),
+    "scaledtanh": (None, None), "sigmoid": (), "softplus": (), "softsign": (), "tanh": (), "thresholdedrelu": (1.0,),
+}
 
 
-@operator("LSTM")
-def lstm(node: OnnxNode) -> Results:
-    """``narrowcast.lstm``; a layer that runs backwards reads a sequence that is turned round."""
-    direction, batch_first = node.attribute("direction", "forward"), bool(node.attribute("layout", 0))
+@operator("LSTM", "GRU", "RNN")
+def recurrent(node: OnnxNode) -> Results:
+    """A layer over a whole sequence; with ``layout`` 1 the batch comes first, which transposes what goes in and out."""
+    form, batch_first = _form(node), bool(node.attribute("layout", 0))
+    operands = {name: _operand(node, i, name, batch_first=batch_first)
+                for i, name in enumerate(_INPUTS) if node.has(i) and not _is_full_length(node, name)}
+    for name, rank in (("x", 3), ("w", 3), ("r", 3)):
+        if name not in operands or len(dims_of(operands[name])) != rank:
+            raise node.fault(f"the operand {name} has to have {rank} dimensions", expected="X, W and R")
+    hidden = dims_of(operands["r"])[2]
+    if node.attribute("hidden_size", hidden) != hidden:
+        raise node.fault("hidden_size is not that of the weights", found=node.attribute("hidden_size"), expected=hidden)
+    if wrong := misfit(form, operands):
+        raise node.fault(f"the operand {wrong[0]} does not fit the others", found=wrong[1], expected=wrong[2])
+    results = emit.recurrent(node.builder, node.name, form, **operands)
+    if not batch_first:
+        return results
+    sequence = node.emit(relax.op.permute_dims(results[0], [2, 0, 1, 3]), "sequence")
+    return (sequence, *(node.emit(relax.op.permute_dims(r, [1, 0, 2]), "state") for r in results[1:]))
+
+
+def _form(node: OnnxNode) -> Recurrence:
+    cell, direction = node.op.lower(), node.attribute("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
         raise node.fault("the direction is unknown", found=direction)
-    _check_form(node)
-    x = node.expr(0)
-    x = node.emit(relax.op.permute_dims(x, [1, 0, 2]), "steps") if batch_first else x
-    x = node.emit(relax.op.flip(x, 0), "reversed") if direction == "reverse" else x
-    w, r, b = _weights(node, 2 if direction == "bidirectional" else 1)
-    h0, c0 = (_state(node, i, len(w), r.shape[-1], batch_first=batch_first) for i in (5, 6))
-    sequence, hidden, cell = emit.lstm(node.builder, node.name, x, w, r, b, h0, c0)
-    if direction == "reverse":
-        sequence = node.emit(relax.op.flip(sequence, 0), "sequence")
-    if batch_first:
-        sequence = node.emit(relax.op.permute_dims(sequence, [2, 0, 1, 3]), "sequence")
-        hidden, cell = (node.emit(relax.op.permute_dims(s, [1, 0, 2]), part)
-                        for s, part in ((hidden, "hidden"), (cell, "cell")))
-    return sequence, hidden, cell
+    directions = 2 if direction == "bidirectional" else 1
+    return Recurrence(
+        cell, directions,
+        activations=_activations(node, directions * len(DEFAULT_ACTIVATIONS[cell])),
+        reverse=direction == "reverse",
+        clip=node.attribute("clip"),
+        input_forget=bool(node.attribute("input_forget", 0)),
+        linear_before_reset=bool(node.attribute("linear_before_reset", 0)),
+    )
 
 
-def _check_form(node: OnnxNode) -> None:
-    if len(node.shape(0)) != 3:
-        raise node.fault("the input is not a sequence of batches of vectors", found=node.shape(0))
-    activations = [a.lower() for a in node.attribute("activations", ())]
-    if any(a != _ACTIVATIONS[i % 3] for i, a in enumerate(activations)):
-        raise node.unsupported(f"with the activations {activations}")
-    if "clip" in node.attributes or node.attribute("input_forget", 0):
-        raise node.unsupported("with clip or input_forget")
-    if node.has(7) and node.known(7, "peepholes").any():
-        raise node.unsupported("with peepholes")
-    if node.has(4):
-        lengths, steps = node.known(4, "sequence lengths"), node.shape(0)[1 if node.attribute("layout", 0) else 0]
-        if (lengths != steps).any():
-            raise node.unsupported("with sequences of different lengths")
+def _activations(node: OnnxNode, count: int) -> tuple[Activation, ...]:
+    """The activations that are named, with their alphas and betas; none: the defaults."""
+    names = [str(a).lower() for a in node.attribute("activations", ())]
+    if not names:
+        return ()
+    if len(names) != count:
+        raise node.fault("the number of activations is wrong", found=len(names), expected=count)
+    if unknown := [a for a in names if a not in _PARAMETERS]:
+        raise node.fault("an activation is unknown", found=unknown, expected=", ".join(_PARAMETERS))
+    given = tuple(iter(node.attribute(f"activation_{p}", ())) for p in ("alpha", "beta"))
+    return tuple(Activation(name, *_parameters(node, name, given)) for name in names)
 
 
-def _weights(node: OnnxNode, directions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights and the sum of both biases, checked."""
-    w, r = node.known(1, "weights"), node.known(2, "weights")
-    hidden = r.shape[-1]
-    if w.shape != (directions, 4 * hidden, node.shape(0)[2]) or r.shape != (directions, 4 * hidden, hidden):
-        raise node.fault("the weights do not fit", found=(w.shape, r.shape),
-                         expected=f"{directions} directions of 4 · hidden rows")
-    if int(node.attribute("hidden_size", hidden)) != hidden:
-        raise node.fault("hidden_size is not that of the weights", found=node.attribute("hidden_size"), expected=hidden)
-    b = node.known(3, "a bias") if node.has(3) else np.zeros((directions, 8 * hidden), np.float32)
-    if b.shape != (directions, 8 * hidden):
-        raise node.fault("the bias does not fit", found=b.shape, expected=(directions, 8 * hidden))
-    return w, r, b[:, :4 * hidden] + b[:, 4 * hidden:]
+def _parameters(node: OnnxNode, name: str, given: tuple[Iterator[float], ...]) -> list[float]:
+    """Alpha and beta of an activation: the next ones of the attributes, which list only those that are needed."""
+    found = [next(values, default) for values, default in zip(given, _PARAMETERS[name], strict=False)]
+    if None in found:
+        raise node.fault("an activation lacks its alpha or beta", found=name)
+    return [float(value) for value in found if value is not None]
 
 
-def _state(node: OnnxNode, index: int, directions: int, hidden: int, *, batch_first: bool) -> Expr:
-    batch = node.shape(0)[0 if batch_first else 1]
-    if not node.has(index):
-        return node.constant(np.zeros((directions, batch, hidden), np.float32))
-    expected = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
-    if node.shape(index) != expected:
-        raise node.fault("an initial state does not fit", found=node.shape(index), expected=expected)
+def _is_full_length(node: OnnxNode, name: str) -> bool:
+    """Whether the operand is the lengths of sequences that all have every step."""
+    index = _INPUTS.index("lengths")
+    steps = dims_of(node.expr(0))[1 if node.attribute("layout", 0) else 0]
+    return (name == "lengths" and node.is_known(index) and isinstance(steps, int)
+            and bool((node.known(index, name) == steps).all()))
+
+
+def _operand(node: OnnxNode, index: int, name: str, *, batch_first: bool) -> Expr:
+    if name not in ("x", "h0", "c0"):
+        return node.expr(index)
     value = node.value(index)
+    if node.rank(index) != 3 or node.rank(0) != 3:
+        raise node.fault(f"the operand {name} has to have 3 dimensions", found=shape_text(node.dims(index)))
+    if name != "x" and isinstance(value, relax.Var):
+        axis = 0 if batch_first else 1
+        shape = [*node.dims(index)]
+        shape[axis] = node.dims(0)[axis]
+        value = stated(node, value, shape)
     if not batch_first:
         return node.constant(value)
     if isinstance(value, np.ndarray):
-        return node.constant(value.transpose(1, 0, 2))
-    return node.emit(relax.op.permute_dims(value, [1, 0, 2]), "state")
+        return constant(value.transpose(1, 0, 2).astype(np.float32))
+    return node.emit(relax.op.permute_dims(value, [1, 0, 2]), name)

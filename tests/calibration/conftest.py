@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from narrowcast import ir
-from narrowcast.operators import custom
+from narrowcast.operators.recurrent import Recurrence, recurrent_layer
 from narrowcast.passes.fuse import FuseGroups
 
 op = relax.op
@@ -70,8 +70,8 @@ def recurrent() -> tvm.IRModule:
     x = relax.Var("sequence", relax.TensorType((5, 1, 4), "float32"))
     b = ir.GraphBuilder([x])
     y = b.emit(op.matmul(x, weights(0, 4, 3)), "encoder")
-    zero = ir.constant(np.zeros((1, 1, 6), np.float32))
-    states = b.emit(custom.lstm(y, weights(1, 1, 24, 3), weights(2, 1, 24, 6), weights(3, 1, 24), zero, zero), "lstm")
+    form, own = Recurrence("lstm"), {"w": weights(1, 1, 24, 3), "r": weights(2, 1, 24, 6), "b": weights(3, 1, 48)}
+    states = b.emit(recurrent_layer(form, x=y, **own), "lstm")
     last = b.emit(relax.TupleGetItem(states, 1), "lstm.hidden")
     y = b.emit(op.matmul(b.emit(op.squeeze(last, [0]), "squeeze"), weights(4, 6, 7)), "decoder")
     best = b.emit(op.topk(y, 2, 1, "both", True, "int64"), "best")

@@ -388,50 +388,9 @@ def test_operator_agrees_with_onnx_runtime(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("with_state", [False, True])
-def test_lstm(direction: str, with_state: bool) -> None:
-    directions, steps, batch, width, hidden = (2 if direction == "bidirectional" else 1), 5, 2, 3, 4
-    weights = [
-        noise(directions, 4 * hidden, width),
-        noise(directions, 4 * hidden, hidden),
-        noise(directions, 8 * hidden),
-    ]
-    rest = [np.full(batch, steps, np.int32), *(noise(directions, batch, hidden, seed=s) for s in (5, 6))]
-    case = Case(
-        "LSTM",
-        (steps, batch, width),
-        weights + (rest if with_state else []),
-        {"direction": direction, "hidden_size": hidden},
-        outputs=3,
-        terms=steps * (width + hidden),
-    )
-    assert "narrowcast.lstm" in operations(check(case))
-
-
-def test_lstm_with_the_batch_first() -> None:
-    """ONNX Runtime lacks this layout: the transposed layer has to give the transposed results."""
-    w, r, x = noise(1, 16, 3), noise(1, 16, 4), noise(2, 5, 3, seed=0)
-    first, second = (
-        import_onnx(model_of(Case("LSTM", data, [w, r], {"hidden_size": 4, "layout": layout}, outputs=3)))
-        for data, layout in ((x, 1), (x.transpose(1, 0, 2), 0))
-    )
-    got, want = results(first, x), results(second, np.ascontiguousarray(x.transpose(1, 0, 2)))
-    for g, w, axes in zip(got, want, ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2)), strict=True):
-        np.testing.assert_allclose(g, w.transpose(axes), rtol=0, atol=EPS * 5 * 7)
-
-
 @pytest.mark.parametrize(
     "case",
     [
-        Case(
-            "LSTM",
-            (5, 2, 3),
-            [noise(1, 16, 3), noise(1, 16, 4), None, np.asarray([5, 3], np.int32)],
-            {"hidden_size": 4},
-        ),
-        Case("LSTM", (5, 2, 3), [noise(1, 16, 3), noise(1, 16, 4)], {"hidden_size": 4, "clip": 1.0}),
-        Case("LSTM", (5, 2, 3), [noise(1, 16, 3), noise(1, 16, 4)], {"hidden_size": 4, "activations": ["Relu"] * 3}),
         Case("MaxPool", IMAGE, attributes={"kernel_shape": [2, 2]}, outputs=2),
         Case("Resize", (1, 2, 4, 5), [None, None, ints(1, 2, 2, 2)], {"mode": "linear", "antialias": 1}),
         Case("DequantizeLinear", np.zeros((4, 2), np.uint8), [noise(2, 2)], {"block_size": 2, "axis": 0}, opset=21),

@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from narrowcast.frontends import ImportedModel, import_model
 from narrowcast.ir import constant_value, op_bindings, op_name, shape_of
-from narrowcast.operators import reference
-from narrowcast.passes.verify import VerifyNormalForm
 
 from .bindings import names, operations
 
@@ -159,23 +155,3 @@ def test_multi_head_attention(need_weights: bool, same_as_pytorch: Same) -> None
 
     imported = same_as_pytorch(Model(), torch.randn(2, 5, 8))
     assert ("relax.nn.attention" in operations(imported)) != need_weights
-
-
-@settings(max_examples=12, deadline=None)
-@given(layers=st.integers(1, 2), bidirectional=st.booleans(), batch_first=st.booleans(), bias=st.booleans(),
-       state=st.booleans(), steps=st.integers(1, 4), batch=st.integers(1, 3))
-def test_lstm(layers: int, bidirectional: bool, batch_first: bool, bias: bool, state: bool, steps: int,
-              batch: int) -> None:
-    torch.manual_seed(0)
-    lstm = nn.LSTM(4, 3, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional).eval()
-    x = torch.randn(*((batch, steps) if batch_first else (steps, batch)), 4)
-    first = torch.randn(layers * (1 + bidirectional), batch, 3)
-    inputs = (x, (first, first * 0.5)) if state else (x,)
-    imported = import_model(lstm, inputs)
-    VerifyNormalForm()(imported.mod)
-    assert operations(imported).count("narrowcast.lstm") == layers
-    found = reference.run(imported.mod, [x, first, first * 0.5][: len(imported.inputs)])
-    with torch.no_grad():
-        sequence, (hidden, cell) = lstm(*inputs)
-    for a, b in zip(found, (sequence, hidden, cell), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=64 * float(np.finfo(np.float32).eps))

@@ -215,31 +215,6 @@ def test_pixel_shuffle_moves_channels_into_space() -> None:
         np.testing.assert_array_equal(found[:, :, row::2, column::2], x[:, 2 * row + column::4])
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_lstm_agrees_with_torch(bidirectional: bool) -> None:
-    torch.manual_seed(0)
-    layer = torch.nn.LSTM(3, 4, bidirectional=bidirectional)
-    x, directions = torch.randn(5, 2, 3), 2 if bidirectional else 1
-    h0, c0 = torch.randn(2, directions, 2, 4).unbind(0)
-    states, (hidden, cells) = layer(x, (h0, c0))
-
-    def stacked(kind: str) -> torch.Tensor:
-        """Weights of all directions with PyTorch's gates i, f, g, o reordered to i, o, f, g."""
-        own = [getattr(layer, f"{kind}_l0{suffix}") for suffix in ("", "_reverse")[:directions]]
-        return torch.stack([torch.cat([w.chunk(4)[g] for g in (0, 3, 1, 2)]) for w in own])
-
-    params = [var("x", (5, 2, 3)), var("h", (directions, 2, 4)), var("c", (directions, 2, 4))]
-    builder = ir.GraphBuilder(params)
-    arrays = [stacked("weight_ih"), stacked("weight_hh"), stacked("bias_ih") + stacked("bias_hh")]
-    w, r, b = (ir.constant(a.detach().numpy()) for a in arrays)
-    func = builder.finish([builder.emit(custom.lstm(params[0], w, r, b, *params[1:]), "lstm")])
-    found = reference.run(func, [x, h0, c0])
-    expected = [states.unflatten(-1, (directions, 4)).transpose(1, 2), hidden, cells]
-    for ours, theirs in zip(found, expected, strict=True):
-        # five steps of sums of 7 products through saturating functions
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=5 * 7 * EPSILON)
-
-
 def test_hard_activations() -> None:
     x = torch.linspace(-4, 4, 33)
     param = var("x", (33,))

@@ -1,0 +1,258 @@
+"""The kernel of the recurrent layers ``narrowcast.lstm``, ``gru`` and ``rnn``.
+
+Directions and tiles of samples are independent tasks; the samples of a tile share every read of the weights. A task
+goes through the sequence in chunks of steps: first the products of the chunk's inputs, which are independent, then step
+by step the products with the states. Neither needs the number of steps or of samples when the kernel is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ...ir import Constant, Dim, Expr, constant_value, dims_of, shape_of, simplified
+from ...operators.recurrent import Recurrence, operands_of, recurrence_of
+from ..target import Capabilities
+from .isa import bind, copy_run, fill_run
+from .kernel import Kernel, KernelRequest, declare_parameters
+from .loops import SERIAL_ELEMENTS, task_loop
+from .recurrent_cells import Cell, Row, States, Weights, emit_products, slots_of
+from .recurrent_packing import Packing
+from .signature import input_index
+from .vector_math import Vector, splat
+from .vector_memory import Index, flat_view, store
+
+# Steps whose inputs are multiplied together.
+_CHUNK = 16
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Extents of a layer.
+
+    rows : rows of a product whose sums fit into the registers. tile : samples that share a read of the weights.
+    """
+
+    steps: Dim
+    batch: Dim
+    inputs: int
+    hidden: int
+    state: int
+    lanes: int
+    rows: int
+    tile: int
+    threads: int
+
+    @property
+    def blocks(self) -> int:
+        """Vectors that hold the hidden units."""
+        return -(-self.hidden // self.lanes)
+
+    @property
+    def state_width(self) -> int:
+        """The hidden state, padded to whole vectors."""
+        return -(-self.state // self.lanes) * self.lanes
+
+    @property
+    def chunk(self) -> int:
+        return min(_CHUNK, self.steps) if isinstance(self.steps, int) else _CHUNK
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What the kernel reads and writes: flat buffers by the operands' names, packed operands, outputs."""
+
+    form: Recurrence
+    sizes: _Sizes
+    tensors: Mapping[str, tirx.Buffer]
+    weights: Mapping[str, Weights]
+    outputs: tuple[tirx.Buffer, ...]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One direction of ``samples`` consecutive samples.
+
+    length : the steps that are computed, of all or of the only sample. cell : the arithmetic.
+    """
+
+    layer: _Layer
+    cell: Cell
+    direction: Index
+    first: Index
+    samples: int
+    length: Index
+
+    def time(self, step: Index) -> Index:
+        """Which step of the sequence is the ``step``-th that is computed."""
+        form, backward = self.layer.form, self.length - 1 - step
+        if form.directions == 1:
+            return backward if form.reverse else step
+        return T.if_then_else(self.direction == 0, step, backward)
+
+
+def build_recurrent(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a group that is one recurrent layer; float32 in and out. Weights may be constants or tensors."""
+    call = request.group.bindings[0].value
+    form, operands = recurrence_of(call), operands_of(call)
+    sizes = _sizes_of(request, form, operands, capabilities, threads)
+    packings = {n: p for n, p in _packings(form, sizes).items() if n in operands}
+    arrays = {n: packings[n].pack(constant_value(o)) if n in packings else np.ascontiguousarray(constant_value(o))
+              for n, o in operands.items() if isinstance(o, Constant)}
+    with IRBuilder() as builder, T.prim_func():
+        parameters = declare_parameters(request, list(arrays.values()))
+        tensors = {n: flat_view(c) for n, c in zip(arrays, parameters.constants, strict=True)}
+        for name in operands.keys() - arrays.keys():
+            tensors[name] = flat_view(parameters.inputs[input_index(request, operands[name])])
+        weights = {n: Weights(p, tensors[n] if n in arrays else p.emit_pack(tensors[n], threads))
+                   for n, p in packings.items()}
+        _emit(request, _Layer(form, sizes, tensors, weights, tuple(map(flat_view, parameters.outputs))))
+    return Kernel(builder.get(), tuple(arrays.values()), request.typically(_macs(form, sizes)),
+                  tuple(request.group.symbols))
+
+
+def _sizes_of(request: KernelRequest, form: Recurrence, operands: Mapping[str, Expr], capabilities: Capabilities,
+              threads: int) -> _Sizes:
+    steps, batch, _ = dims_of(operands["x"])
+    _, outputs, inputs = shape_of(operands["w"])
+    # Sums of four gates of four samples leave registers of AVX-512 for the weights; AVX2 has half as many.
+    rows = max(1, min(8, capabilities.vector_bits // 32 // form.gates))
+    shared = -(-request.typically(batch) * form.directions // threads)
+    tile = 1 if "lengths" in operands else max(1, min(rows, shared, request.typically(batch)))
+    return _Sizes(steps, batch, inputs, outputs // form.gates, shape_of(operands["r"])[2],
+                  capabilities.vector_bits // 32, rows, tile, threads)
+
+
+def _packings(form: Recurrence, s: _Sizes) -> dict[str, Packing]:
+    """How every packed operand is laid out; biases are packed as the sums' first values, one vector a slot."""
+    gates = [g * s.hidden for g in range(form.gates)]
+    biases = [(g, form.gates * s.hidden + g) for g in gates]
+    if slots_of(form) > form.gates:
+        biases[2:] = [(biases[2][0],), (biases[2][1],)]
+    rows, lanes, directions = form.gates * s.hidden, s.lanes, form.directions
+    single = tuple((g,) for g in gates)
+    return {
+        "w": Packing(directions, single, s.hidden, rows, s.inputs, lanes),
+        "r": Packing(directions, single, s.hidden, rows, s.state, lanes),
+        "b": Packing(directions, tuple(biases), s.hidden, 2 * rows, 1, lanes),
+        "peepholes": Packing(directions, single[:3], s.hidden, 3 * s.hidden, 1, lanes),
+        "projection": Packing(directions, ((0,),), s.state, s.state, s.hidden, lanes),
+    }
+
+
+def _macs(form: Recurrence, s: _Sizes) -> Dim:
+    projection = s.state * s.hidden if s.state != s.hidden else 0
+    each = form.gates * s.hidden * (s.inputs + s.state) + projection
+    return s.steps * s.batch * (form.directions * each)
+
+
+def _emit(request: KernelRequest, layer: _Layer) -> None:
+    s, form = layer.sizes, layer.form
+    whole, rest = (s.batch, 0) if s.tile == 1 else (simplified(s.batch // s.tile), simplified(s.batch % s.tile))
+    # A rest that is known is one smaller tile; of one that is not every sample is a tile.
+    tail = rest if isinstance(rest, int) else 1
+    tiles = whole + (min(rest, 1) if isinstance(rest, int) else rest)
+    macs = _macs(form, s)
+    work = macs if request.typically(macs) > 16 * SERIAL_ELEMENTS else 0
+    with task_loop(form.directions * tiles, work, s.threads, request.typical) as task:
+        direction, tile = T.floordiv(task, tiles), bind("tile", T.floormod(task, tiles))
+        if tail == 0:
+            _emit_directions(layer, direction, tile * s.tile, s.tile)
+        else:
+            with T.If(tile < whole):
+                with T.Then():
+                    _emit_directions(layer, direction, tile * s.tile, s.tile)
+                with T.Else():
+                    _emit_directions(layer, direction, whole * s.tile + (tile - whole), tail)
+
+
+def _emit_directions(layer: _Layer, direction: Index, first: Index, samples: int) -> None:
+    """A task; directions share their code unless their activations differ."""
+    form, s = layer.form, layer.sizes
+    own = [form.activations_of(d) for d in range(form.directions)]
+    if len(set(own)) == 1:
+        _emit_task(layer, Cell(form, own[0], layer.weights, s.blocks, s.lanes), direction, first, samples)
+        return
+    for d, activations in enumerate(own):
+        with T.If(direction == d), T.Then():
+            _emit_task(layer, Cell(form, activations, layer.weights, s.blocks, s.lanes), direction, first, samples)
+
+
+def _emit_task(layer: _Layer, cell: Cell, direction: Index, first: Index, samples: int) -> None:
+    s = layer.sizes
+    length: Index = s.steps
+    if "lengths" in layer.tensors:
+        given = T.Cast("int64", layer.tensors["lengths"][first])
+        length = bind("length", T.max(T.min(given, T.Cast("int64", s.steps)), T.int64(0)))
+    task = _Task(layer, cell, direction, first, samples, length)
+    states = _initial_states(task)
+    together = max(1, min(s.rows // samples, s.chunk))
+    sums = T.alloc_buffer((-(-s.chunk // together) * together * samples * cell.pitch,), "float32")
+    with T.serial(-(-length // s.chunk)) as chunk:
+        begin = chunk * s.chunk
+        count = bind("count", T.min(s.chunk, length - begin))
+        _input_products(task, sums, begin, count, together)
+        with T.serial(count) as step:
+            cell.step(direction, states, sums, step * (samples * cell.pitch))
+            _write(task, 0, task.time(begin + step) * layer.form.directions + direction, states.hidden, s.state)
+    if "lengths" in layer.tensors:
+        with T.serial(s.steps - length) as step:
+            row = (length + step) * layer.form.directions + direction
+            fill_run(layer.outputs[0], (row * s.batch + first) * s.state, 0, s.state)
+    _write(task, 1, direction, states.hidden, s.state)
+    if layer.form.cell == "lstm":
+        _write(task, 2, direction, states.cell, s.hidden)
+
+
+def _initial_states(task: _Task) -> States:
+    """The tile's states before the first step; 0 where none is given or the only sample has no step."""
+    layer, s, lanes = task.layer, task.layer.sizes, task.layer.sizes.lanes
+    widths = {"h0": s.state_width, "c0": s.blocks * lanes}
+    buffers = {name: T.alloc_buffer((task.samples * width,), "float32") for name, width in widths.items()}
+    for name, width in widths.items():
+        fill_run(buffers[name], 0, 0, task.samples * width)
+        if name in layer.tensors:
+            extent = s.state if name == "h0" else s.hidden
+            with T.If(task.length > 0), T.Then():
+                for i in range(task.samples):
+                    source = (task.direction * s.batch + task.first + i) * extent
+                    copy_run(buffers[name], i * width, layer.tensors[name], source, extent)
+    scratch = T.alloc_buffer((task.samples * widths["c0"],), "float32")
+    return States(task.samples, buffers["h0"], buffers["c0"], scratch)
+
+
+def _input_products(task: _Task, sums: tirx.Buffer, begin: Index, count: Index, together: int) -> None:
+    """The sums' first values for ``count`` steps: biases and products of the inputs, of ``together`` steps at once.
+
+    The last ones go beyond the chunk where its steps do not divide; they read its last step again.
+    """
+    layer, cell, s = task.layer, task.cell, task.layer.sizes
+    biases, pairs = layer.weights.get("b"), [(g, g) for g in range(layer.form.gates)]
+
+    def initial(slot: int, block: Index) -> Vector:
+        return splat(0.0, s.lanes) if biases is None else biases.vector(task.direction, block, 0, slot)
+
+    with T.serial(s.blocks) as block, T.serial(-(-count // together)) as group:
+        rows = []
+        for step in (group * together + j for j in range(together)):
+            time = task.time(begin + (step if together == 1 else T.min(step, count - 1)))
+            for i in range(task.samples):
+                source = bind("row", (time * s.batch + task.first + i) * s.inputs)
+                rows.append(Row(layer.tensors["x"], source, sums, (step * task.samples + i) * cell.pitch, cell.slots))
+        emit_products(rows, layer.weights["w"], task.direction, block, pairs, lambda row, slot: initial(slot, block))
+        for slot in range(layer.form.gates, cell.slots):
+            for row in rows:
+                store(sums, row.at + (block * cell.slots + slot) * s.lanes, initial(slot, block))
+
+
+def _write(task: _Task, output: int, row: Index, state: tirx.Buffer, extent: int) -> None:
+    """Copy the tile's states, padded to vectors, to an output [rows, batch, extent]."""
+    s = task.layer.sizes
+    width = -(-extent // s.lanes) * s.lanes
+    for i in range(task.samples):
+        copy_run(task.layer.outputs[output], (row * s.batch + task.first + i) * extent, state, i * width, extent)

@@ -1,0 +1,144 @@
+"""The kernel of the recurrent layers against the reference in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+
+from narrowcast import ir
+from narrowcast.backends.cpu.build import call_kernel, compile_functions, run_kernel
+from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.cpu.recurrent import build_recurrent
+from narrowcast.backends.target import Target, capabilities
+from narrowcast.operators import reference
+from narrowcast.operators.recurrent import OPERANDS, Activation, Recurrence, operands_of, recurrent_layer
+from narrowcast.precision import FLOAT32, Precision, Storage
+
+from .groups import NATIVE
+
+EPS = float(np.finfo(np.float32).eps)
+WEIGHTS = ("w", "r", "b", "peepholes", "projection")
+LSTM, GRU, RNN = (Recurrence(cell) for cell in ("lstm", "gru", "rnn"))
+FORMS = [
+    LSTM, Recurrence("lstm", 2), Recurrence("lstm", reverse=True, clip=0.2, input_forget=True),
+    GRU, Recurrence("gru", 2), Recurrence("gru", 2, linear_before_reset=True),
+    Recurrence("gru", reverse=True, clip=0.2, linear_before_reset=True),
+    RNN, Recurrence("rnn", 2, (Activation("relu"), Activation("tanh"))), Recurrence("rnn", clip=0.1, reverse=True),
+]
+ACTIVATIONS = ("affine", "elu", "hardsigmoid", "leakyrelu", "relu", "scaledtanh", "sigmoid", "softplus", "softsign",
+               "tanh", "thresholdedrelu")
+
+
+def arrays_of(form: Recurrence, sizes: tuple[int, int, int, int], has: Collection[str],
+              lengths: Sequence[int] | None = None, state: int | None = None) -> dict[str, np.ndarray]:
+    """Random operands for (steps, batch, inputs, hidden): x, w, r and those named in ``has``. The weights of a state's
+    products add up to about 1, so that steps do not multiply rounding errors."""
+    steps, batch, inputs, hidden = sizes
+    rows, d, state = form.gates * hidden, form.directions, state or hidden
+    shapes = {"x": (steps, batch, inputs), "w": (d, rows, inputs), "r": (d, rows, state), "b": (d, 2 * rows),
+              "h0": (d, batch, state), "c0": (d, batch, hidden), "peepholes": (d, 3 * hidden),
+              "projection": (d, state, hidden)}
+    generator = np.random.default_rng(0)
+    scale = dict.fromkeys(shapes, 0.5) | {"r": 0.5 / np.sqrt(state), "projection": 1 / np.sqrt(hidden)}
+    kept = [n for n in OPERANDS if n in shapes and (n in ("x", "w", "r") or n in has)]
+    found = {n: (generator.standard_normal(shapes[n]) * scale[n]).astype(np.float32) for n in kept}
+    return found if lengths is None else {**found, "lengths": np.asarray(lengths, np.int32)}
+
+
+def request_for(form: Recurrence, arrays: dict[str, np.ndarray], constants: Collection[str],
+                symbols: dict[int, tirx.Var] | None = None, typical: tuple[tuple[str, int], ...] = ()) -> KernelRequest:
+    """A group of one layer; ``symbols`` replaces the extents of steps (0) and batch (1) by symbols."""
+    replaced = symbols or {}
+    steps, batch = (replaced.get(axis, arrays["x"].shape[axis]) for axis in (0, 1))
+    dims = {"x": (steps, batch), "lengths": (batch,), "h0": (form.directions, batch), "c0": (form.directions, batch)}
+    params = {n: relax.Var(n, relax.TensorType((*dims.get(n, ()), *a.shape[len(dims.get(n, ())):]), str(a.dtype)))
+              for n, a in arrays.items() if n not in constants}
+    call = recurrent_layer(form, **{n: params.get(n, ir.constant(a)) for n, a in arrays.items()})
+    extents = [relax.Var("extents", relax.ShapeType(list(replaced.values())))] if replaced else []
+    builder = ir.GraphBuilder([*params.values(), *extents])
+    function = builder.finish([builder.emit(call, "layer")], attrs={"Primitive": True, "group": "opaque"})
+    group = ir.Group("layer", "opaque", function, tuple(params))
+    storages = tuple(Storage(str(arrays[n].dtype)) for n in params)
+    return KernelRequest(group, Precision.FP32, storages, (FLOAT32,), typical=typical)
+
+
+def check(form: Recurrence, sizes: tuple[int, int, int, int], has: Collection[str] = ("b", "h0", "c0"), *,
+          constants: Collection[str] = WEIGHTS, lengths: Sequence[int] | None = None, state: int | None = None,
+          target: Target = NATIVE, threads: int = 2) -> None:
+    has = [n for n in has if form.cell == "lstm" or n not in ("c0", "peepholes")] + (["projection"] if state else [])
+    arrays = arrays_of(form, sizes, has, lengths, state)
+    request = request_for(form, arrays, constants)
+    kernel = build_recurrent(request, capabilities(target), threads)
+    steps, batch, inputs, hidden = sizes
+    each = form.gates * hidden * (inputs + (state or hidden)) + (hidden * state if state else 0)
+    assert kernel.macs == steps * batch * form.directions * each
+    names = [p.name for p in request.group.parameters]
+    compare(request, run_kernel(request, kernel, [arrays[n] for n in names], target.tvm_target()), arrays)
+
+
+def compare(request: KernelRequest, found: list[np.ndarray], arrays: dict[str, np.ndarray]) -> None:
+    call = request.group.bindings[0].value
+    exact = [torch.from_numpy(a if n == "lengths" else a.astype(np.float64))
+             for n, a in ((n, arrays[n]) for n in operands_of(call))]
+    # a step's sums of inputs + state products of about 0.25 each; clamps and gates damp what came before, an identity
+    # of slope 1 adds it up
+    bound = EPS * (arrays["w"].shape[2] + arrays["r"].shape[2] + 8) * 4
+    for got, expected in zip(found, reference.evaluate_call(call, exact), strict=True):
+        assert got.shape == tuple(expected.shape)
+        assert np.max(np.abs(got - expected.numpy()), initial=0) <= bound
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.cell}{f.directions}")
+def test_forms(form: Recurrence) -> None:
+    check(form, (18, 5, 7, 20))
+    check(form, (5, 3, 7, 9), (), constants=(), lengths=(5, 0, 3))
+
+
+@settings(max_examples=8, deadline=None)
+@given(form=st.sampled_from(FORMS), steps=st.integers(1, 35), batch=st.integers(1, 9), inputs=st.integers(1, 40),
+       hidden=st.integers(1, 70), threads=st.integers(1, 3), known=st.booleans())
+def test_sizes(form: Recurrence, steps: int, batch: int, inputs: int, hidden: int, threads: int, known: bool) -> None:
+    check(form, (steps, batch, inputs, hidden), constants=WEIGHTS if known else (), threads=threads)
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("form", [LSTM, Recurrence("gru", 2, linear_before_reset=True), RNN], ids=lambda f: f"{f.cell}{f.directions}")
+def test_vectors_of_eight(form: Recurrence) -> None:
+    check(form, (6, 5, 7, 20), target=Target("haswell", 2))
+
+
+@pytest.mark.parametrize("state", [None, 5, 17])
+def test_peepholes_and_projection(state: int | None) -> None:
+    check(LSTM, (6, 5, 7, 20), ("b", "h0", "c0", "peepholes"), state=state)
+    check(Recurrence("lstm", 2), (6, 2, 7, 20), ("peepholes",), state=state, constants=("w",))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    check(Recurrence("rnn", 1, (Activation(name, 0.4, 0.3),)), (3, 2, 7, 9))
+
+
+def test_states_and_input_may_be_constants() -> None:
+    check(LSTM, (4, 2, 7, 20), constants=("x", "h0", "w"))
+
+
+@pytest.mark.parametrize("typical", [1, 8])
+@pytest.mark.parametrize("form", [Recurrence("lstm", 2), Recurrence("gru", linear_before_reset=True), RNN], ids=lambda f: f"{f.cell}{f.directions}")
+def test_symbolic_steps_and_batch(form: Recurrence, typical: int) -> None:
+    """One kernel for every number of steps and samples, whatever it was made for."""
+    symbols = {0: tirx.Var("steps", "int64"), 1: tirx.Var("batch", "int64")}
+    arrays = arrays_of(form, (3, 2, 7, 20), ("b", "h0"))
+    request = request_for(form, arrays, WEIGHTS, symbols, (("steps", 20), ("batch", typical)))
+    kernel = build_recurrent(request, capabilities(NATIVE), 2)
+    assert kernel.macs == 20 * typical * form.directions * form.gates * 20 * (7 + 20)
+    module = compile_functions({"layer": kernel.func}, NATIVE.tvm_target())
+    for steps, batch in ((1, 1), (3, 2), (16, 8), (37, 11)):
+        given = arrays_of(form, (steps, batch, 7, 20), ("b", "h0")) | {n: arrays[n] for n in ("w", "r", "b")}
+        inputs = [given[p.name] for p in request.group.parameters]
+        compare(request, call_kernel(module["layer"], request, kernel, inputs), given)
