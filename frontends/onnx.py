@@ -81,7 +81,7 @@ def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np
     if not relax.analysis.check_well_formed(mod):
         raise ImportModelError("the translated model is not well formed")
     return ImportedModel(mod, signature.specs, tuple(names), "onnx", hints=signature.hints,
-                         requirements=tuple(importer.requirements))
+                         requirements=tuple({str(r): r for r in importer.requirements}.values()))
 
 
 def _as_variable(builder: GraphBuilder, value: Value | None, name: str) -> relax.Var:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,8 +46,9 @@ def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = 
     Parameters
     ----------
     examples : one array per input that is not fixed, to be checked against the model and for the hints.
-    dims : extents by the model's names for them; one that has no name is called ``"<input>_<axis>"``. The name of an
-        input of one integer stands for its value.
+    dims : extents by the model's names for them; one that has no name is called ``"<input>_<axis>"``. Symbols have
+        these names, with underscores for what is no letter or digit. The name of an input of one integer stands for its
+        value.
 
     Raises ImportModelError: the examples are too many or too few, differ from the model in rank, extent or element
     type, or disagree about an extent; a name in ``dims`` is not in the model.
@@ -77,7 +79,7 @@ class _Binder:
     def __init__(self, dims: Mapping[str, int], names: set[str]) -> None:
         self.signature = Signature()
         self._dims = dims
-        self._names = names
+        self._names = {_identifier(n) for n in names}
         self._used: set[str] = set()
         self._symbols: dict[str, tirx.Var] = {}
 
@@ -86,7 +88,7 @@ class _Binder:
         kind = value.type.tensor_type
         one = kind.HasField("shape") and all(d.dim_value == 1 for d in kind.shape.dim)
         integer = kind.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-        if value.name not in self._dims or value.name in self._names or not one or not integer:
+        if value.name not in self._dims or _identifier(value.name) in self._names or not one or not integer:
             return False
         self._used.add(value.name)
         dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
@@ -116,9 +118,10 @@ class _Binder:
         number = int(dim.dim_value) if dim.dim_value > 0 else None
         if dim.HasField("dim_value") and dim.dim_value == 0 and given == 0:
             number = 0
-        if number is None and symbol in self._dims:
-            self._used.add(symbol)
-            number = self._dims[symbol]
+        for own in (dim.dim_param, symbol):
+            if number is None and own in self._dims:
+                self._used.add(own)
+                number = self._dims[own]
         if number is not None:
             if given is not None and given != number:
                 raise ImportModelError(f"dimension {axis} of an input does not fit", layer=name, found=given,
@@ -136,8 +139,8 @@ class _Binder:
 
     def _name(self, name: str, axis: int, symbol: str) -> str:
         if symbol not in _ANONYMOUS:
-            return symbol
-        fresh = f"{name}_{axis}"
+            return _identifier(symbol)
+        fresh = _identifier(f"{name}_{axis}")
         while fresh in self._names:
             fresh += "_"
         return fresh
@@ -147,6 +150,11 @@ class _Binder:
         return [ImportModelError("the model has no such dimension", found=name,
                                  expected=", ".join(self._symbols) or "none: all extents are numbers")
                 for name in self._dims if name not in self._used]
+
+
+def _identifier(name: str) -> str:
+    """A name as symbols are printed: letters, digits and underscores."""
+    return re.sub(r"\W", "_", name)
 
 
 def _dtype(value: onnx.ValueInfoProto, array: np.ndarray | None) -> str:

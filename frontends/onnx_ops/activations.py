@@ -7,8 +7,10 @@ import math
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr
+from ...ir import Expr, dims_of, product_of
 from ...operators import custom
+from ..extents import positions
+from .broadcasting import broadcastable
 from .node import MICROSOFT, OnnxNode, Results, operator
 
 
@@ -33,7 +35,8 @@ def prelu(node: OnnxNode) -> Results:
     if node.is_known(1) and node.known(1, "a slope").size == 1:
         return node.emit(relax.op.nn.leakyrelu(x, float(node.known(1, "a slope").reshape(()))))
     zero = _number(node, 0)
-    negative = node.emit(relax.op.multiply(node.emit(relax.op.minimum(x, zero), "negative"), slope), "negative")
+    operands = broadcastable(node, [node.emit(relax.op.minimum(x, zero), "negative"), slope])
+    negative = node.emit(relax.op.multiply(*operands), "negative")
     return node.emit(relax.op.add(node.emit(relax.op.nn.relu(x)), negative))
 
 
@@ -172,13 +175,13 @@ def shrink(node: OnnxNode) -> Results:
 @operator("Softmax", "LogSoftmax", "Hardmax")
 def softmax(node: OnnxNode) -> Results:
     """Up to opset 12 the axes from ``axis`` on are one; from 13 on ``axis`` is the only one."""
-    shape = node.shape(0)
+    shape = node.dims(0)
     old = node.opset < 13
     axis = node.axis(int(node.attribute("axis", 1 if old else -1)), len(shape)) if shape else 0
     x = node.expr(0)
     if not old or axis >= len(shape) - 1:
         return _soft(node, x, axis)
-    flat = node.emit(relax.op.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))), "flat")
+    flat = node.emit(relax.op.reshape(x, (product_of(shape[:axis]), product_of(shape[axis:]))), "flat")
     return node.emit(relax.op.reshape(_soft(node, flat, 1), shape))
 
 
@@ -186,6 +189,7 @@ def _soft(node: OnnxNode, x: Expr, axis: int) -> relax.Var:
     if node.op != "Hardmax":
         return node.emit((relax.op.nn.softmax if node.op == "Softmax" else relax.op.nn.log_softmax)(x, axis))
     best = node.emit(relax.op.argmax(x, axis, True), "best")
-    extent = node.shape(0)[axis] if node.opset >= 13 or axis != 1 else int(x.ty.shape[axis])
-    index = np.arange(extent, dtype=np.int64).reshape([extent if i == axis else 1 for i in range(len(x.ty.shape))])
-    return node.emit(relax.op.astype(node.emit(relax.op.equal(best, node.constant(index)), "best"), "float32"))
+    dims = dims_of(x)
+    places = positions(node.builder, node.name, dims[axis])
+    index = node.emit(relax.op.reshape(places, [d if i == axis else 1 for i, d in enumerate(dims)]), "places")
+    return node.emit(relax.op.astype(node.emit(relax.op.equal(best, index), "best"), "float32"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr
-from .. import emit
+from ...ir import Expr, dims_of
 from ..equations import is_sound, sums_over_ellipsis
+from .broadcasting import broadcast_dims, broadcastable, is_number, shape_text, stated
 from .node import MICROSOFT, OnnxNode, Results, operator
 
 
@@ -21,37 +21,53 @@ def transposed(node: OnnxNode, index: int, part: str) -> Expr:
     value = node.value(index)
     if isinstance(value, np.ndarray):
         return node.constant(value.swapaxes(-1, -2))
-    axes = list(range(len(node.shape(index))))
+    axes = list(range(node.rank(index)))
     return node.emit(relax.op.permute_dims(value, [*axes[:-2], axes[-1], axes[-2]]), part)
 
 
 @operator("MatMul")
 def matmul(node: OnnxNode) -> Results:
-    return node.emit(relax.op.matmul(node.expr(0), node.expr(1)))
+    return product(node, node.expr(0), node.expr(1))
+
+
+def product(node: OnnxNode, a: Expr, b: Expr) -> relax.Var:
+    """The matrix product of ``a`` and ``b``, whose extents are stated so that they fit."""
+    left, right = list(dims_of(a)), list(dims_of(b))
+    if not left or not right:
+        raise node.fault("an operand is a number", found=(shape_text(left), shape_text(right)))
+    if not all(isinstance(d, int) for d in left + right):
+        inner = len(right) - 2 if len(right) > 1 else 0
+        left[-1] = right[inner] = broadcast_dims([left[-1:], right[inner:inner + 1]])[0]
+        batch = broadcast_dims([left[:-2], right[:-2]])
+        for side in (left, right):
+            common = batch[len(batch) - len(side[:-2]):]
+            side[:-2] = [o if is_number(o, 1) else w for o, w in zip(side, common, strict=False)]
+        a, b = stated(node, a, left), stated(node, b, right)
+    return node.emit(relax.op.matmul(a, b))
 
 
 @operator("Gemm")
 def gemm(node: OnnxNode) -> Results:
     """``alpha · A B + beta · C``; a known B absorbs alpha, a known C absorbs beta."""
     alpha, beta = float(node.attribute("alpha", 1.0)), float(node.attribute("beta", 1.0))
-    if len(node.shape(0)) != 2 or len(node.shape(1)) != 2:
-        raise node.fault("the operands are not matrices", found=(node.shape(0), node.shape(1)))
+    if node.rank(0) != 2 or node.rank(1) != 2:
+        raise node.fault("the operands are not matrices", found=(shape_text(node.dims(0)), shape_text(node.dims(1))))
     a = transposed(node, 0, "transposed") if node.attribute("transA", 0) else node.expr(0)
     b = node.value(1)
     if isinstance(b, np.ndarray):
         weight = b.T if node.attribute("transB", 0) else b
-        product = emit.linear(node.builder, node.name, a, weight * np.asarray(alpha, weight.dtype), None)
+        result = product(node, a, node.constant(weight * np.asarray(alpha, weight.dtype)))
     else:
         right = transposed(node, 1, "transposed") if node.attribute("transB", 0) else b
-        product = scaled(node, node.emit(relax.op.matmul(a, right)), alpha)
+        result = scaled(node, product(node, a, right), alpha)
     if not node.has(2) or beta == 0.0:
-        return product
+        return result
     c = node.value(2)
     if isinstance(c, np.ndarray):
         addend = c * np.asarray(beta, c.dtype)
         columns = c.ndim == 2 and c.shape[0] == 1 and c.shape[1] > 1
-        return node.emit(relax.op.add(product, node.constant(addend[0] if columns else addend)))
-    return node.emit(relax.op.add(product, scaled(node, c, beta, "addend")))
+        return node.emit(relax.op.add(result, node.constant(addend[0] if columns else addend)))
+    return node.emit(relax.op.add(*broadcastable(node, [result, scaled(node, c, beta, "addend")])))
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
@@ -60,7 +76,7 @@ def fused_matmul(node: OnnxNode) -> Results:
         raise node.unsupported("with transposed batch axes")
     a, b = (transposed(node, i, "transposed") if node.attribute(name, 0) else node.expr(i)
             for i, name in ((0, "transA"), (1, "transB")))
-    return scaled(node, node.emit(relax.op.matmul(a, b)), float(node.attribute("alpha", 1.0)))
+    return scaled(node, product(node, a, b), float(node.attribute("alpha", 1.0)))
 
 
 @operator("Einsum")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, shape_of
+from ...ir import Expr, dims_of
 from .. import emit
+from .broadcasting import broadcastable, shape_text
 from .elementwise import broadcast
 from .node import MICROSOFT, OnnxNode, Results, operator
 
@@ -17,9 +18,11 @@ def batch_normalization(node: OnnxNode) -> Results:
     if node.attribute("training_mode", 0) or any(node.outputs[1:]):
         raise node.unsupported("in training mode")
     gamma, beta, mean, variance = (node.known(i, "a statistic") for i in range(1, 5))
-    shape = node.shape(0)
-    if len(shape) < 2 or any(a.shape != (shape[1],) for a in (gamma, beta, mean, variance)):
-        raise node.fault("the statistics do not fit the channels", found=gamma.shape, expected=shape[1:2])
+    if node.rank(0) < 2:
+        raise node.fault("the input has no channels", found=shape_text(node.dims(0)))
+    channels = node.numbers(node.dims(0)[1:2], "the input's channels")
+    if any(a.shape != channels for a in (gamma, beta, mean, variance)):
+        raise node.fault("the statistics do not fit the channels", found=gamma.shape, expected=channels)
     return emit.batch_norm(node.builder, node.name, node.expr(0), gamma=gamma, beta=beta, mean=mean,
                            variance=variance, epsilon=float(node.attribute("epsilon", 1e-5)))
 
@@ -51,23 +54,23 @@ def skip_layer_normalization(node: OnnxNode) -> Results:
     """``layer_norm(x + skip + bias)``; the fourth output is the sum."""
     if any(node.outputs[1:3]):
         raise node.unsupported("with mean and deviation as outputs")
-    total = node.emit(relax.op.add(node.expr(0), node.expr(1)), "sum")
+    total = node.emit(relax.op.add(*broadcastable(node, [node.expr(0), node.expr(1)])), "sum")
     if node.has(4):
         total = node.emit(relax.op.add(total, node.expr(4)), "sum")
     beta = node.expr(3) if node.has(3) else None
-    result = emit.layer_norm(node.builder, node.name, total, node.expr(2), beta, axes=[len(shape_of(total)) - 1],
+    result = emit.layer_norm(node.builder, node.name, total, node.expr(2), beta, axes=[len(dims_of(total)) - 1],
                              epsilon=float(node.attribute("epsilon", 1e-12)))
     return result, total, total, total
 
 
 def _trailing(node: OnnxNode) -> list[int]:
-    rank = len(node.shape(0))
+    rank = node.rank(0)
     return list(range(node.axis(int(node.attribute("axis", -1)), rank), rank))
 
 
 def _affine(node: OnnxNode, index: int, axes: list[int]) -> Expr:
     """Input ``index`` broadcast to the normalized axes."""
-    wanted = tuple(node.shape(0)[a] for a in axes)
+    wanted = node.numbers([node.dims(0)[a] for a in axes], "the normalized axes")
     value = node.value(index)
     if isinstance(value, np.ndarray):
         return node.constant(np.broadcast_to(value, wanted))
@@ -77,7 +80,8 @@ def _affine(node: OnnxNode, index: int, axes: list[int]) -> Expr:
 @operator("InstanceNormalization")
 def instance_normalization(node: OnnxNode) -> Results:
     """Every channel of every sample by its own statistics: a group normalization with one channel a group."""
-    return _group(node, node.shape(0)[1], float(node.attribute("epsilon", 1e-5)))
+    channels = node.numbers(node.dims(0)[1:2], "the input's channels")
+    return _group(node, channels[0], float(node.attribute("epsilon", 1e-5)))
 
 
 @operator("GroupNormalization")
@@ -87,10 +91,11 @@ def group_normalization(node: OnnxNode) -> Results:
 
 
 def _group(node: OnnxNode, groups: int, epsilon: float) -> relax.Var:
-    shape = node.shape(0)
-    if len(shape) < 3 or groups < 1 or shape[1] % groups:
-        raise node.fault("the channels do not divide into the groups", found=f"input {shape}, {groups} groups")
-    gamma, beta = (_per_channel(node, i, shape[1]) for i in (1, 2))
+    shape = node.dims(0)
+    channels = node.numbers(shape[1:2], "the input's channels")
+    if len(shape) < 3 or groups < 1 or channels[0] % groups:
+        raise node.fault("the channels do not divide into the groups", found=f"{shape_text(shape)}, {groups} groups")
+    gamma, beta = (_per_channel(node, i, channels[0]) for i in (1, 2))
     return node.emit(relax.op.nn.group_norm(node.expr(0), gamma, beta, num_groups=groups, channel_axis=1,
                                             axes=list(range(2, len(shape))), epsilon=epsilon))
 
@@ -104,7 +109,7 @@ def _per_channel(node: OnnxNode, index: int, channels: int) -> Expr:
 
 @operator("LpNormalization")
 def lp_normalization(node: OnnxNode) -> Results:
-    p, axis = int(node.attribute("p", 2)), node.axis(int(node.attribute("axis", -1)), len(node.shape(0)))
+    p, axis = int(node.attribute("p", 2)), node.axis(int(node.attribute("axis", -1)), node.rank(0))
     if p not in (1, 2):
         raise node.fault("p is neither 1 nor 2", found=p)
     x = node.expr(0)
@@ -119,16 +124,17 @@ def lp_normalization(node: OnnxNode) -> Results:
 @operator("LRN")
 def local_response_normalization(node: OnnxNode) -> Results:
     """``x / (bias + alpha / size · Σ x²)^beta`` over ``size`` neighbouring channels (Krizhevsky et al. 2012)."""
-    size, shape = int(node.attribute("size", 0)), node.shape(0)
-    if len(shape) < 2 or not 1 <= size <= 2 * shape[1] + 1:
-        raise node.fault("size is out of range", found=size, expected=f"1…{2 * shape[1] + 1}")
+    size, shape = int(node.attribute("size", 0)), node.dims(0)
+    channels = node.numbers(shape[1:2], "the input's channels")
+    if not channels or not 1 <= size <= 2 * channels[0] + 1:
+        raise node.fault("size is out of range", found=size, expected="1 … twice the channels and 1")
     x, before = node.expr(0), (size - 1) // 2
     squares = node.emit(relax.op.multiply(x, x), "squares")
     widths = [0, 0, before, size - 1 - before, *[0, 0] * (len(shape) - 2)]
     squares = node.emit(relax.op.nn.pad(squares, widths), "squares")
     total = None
     for i in range(size):
-        part = node.emit(relax.op.strided_slice(squares, [1], [i], [i + shape[1]]), "squares")
+        part = node.emit(relax.op.strided_slice(squares, [1], [i], [i + channels[0]]), "squares")
         total = part if total is None else node.emit(relax.op.add(total, part), "sum")
     mean = node.emit(relax.op.multiply(total, node.constant(np.float32(node.attribute("alpha", 1e-4) / size))), "sum")
     mean = node.emit(relax.op.add(mean, node.constant(np.float32(node.attribute("bias", 1.0)))), "sum")
@@ -139,7 +145,7 @@ def local_response_normalization(node: OnnxNode) -> Results:
 @operator("MeanVarianceNormalization")
 def mean_variance_normalization(node: OnnxNode) -> Results:
     """``(x - mean) / (deviation + 1e-9)`` over ``axes``."""
-    axes, x = node.axes(node.attribute("axes", (0, 2, 3)), len(node.shape(0))), node.expr(0)
+    axes, x = node.axes(node.attribute("axes", (0, 2, 3)), node.rank(0)), node.expr(0)
     centred = node.emit(relax.op.subtract(x, node.emit(relax.op.mean(x, axes, True), "mean")), "centred")
     squares = node.emit(relax.op.multiply(centred, centred), "variance")
     variance = node.emit(relax.op.mean(squares, axes, True), "variance")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr
+from ...ir import Dim, Expr, is_equal_dim
 from .convolutions import padding, spatial_attribute
 from .node import OnnxNode, Results, operator
 
@@ -35,7 +35,7 @@ class _Window:
 
 
 def _window(node: OnnxNode) -> _Window:
-    extents = node.shape(0)[2:]
+    extents = node.dims(0)[2:]
     count = len(extents)
     if not 1 <= count <= 3:
         raise node.unsupported(f"of {count + 2} dimensions")
@@ -47,12 +47,22 @@ def _window(node: OnnxNode) -> _Window:
     if node.attribute("ceil_mode", 0):
         for i, (extent, k, s, d) in enumerate(zip(extents, kernel, strides, dilations, strict=True)):
             start, end, reach = pads[i], pads[count + i], (k - 1) * d + 1
+            if not isinstance(extent, int):
+                extra[i] = _rounding_up(node, extent + start + end - reach, s)
+                continue
             windows = -(-(extent + start + end - reach) // s) + 1
             windows -= (windows - 1) * s >= extent + start
             extra[i] = max((windows - 1) * s + reach - extent - start, 0) - end
     if any(p >= (k - 1) * d + 1 for p, k, d in zip(pads, kernel * 2, dilations * 2, strict=True)):
         raise node.fault("the padding is not smaller than the window", found=pads, expected=f"below {kernel}")
     return _Window(kernel, strides, dilations, pads, extra)
+
+
+def _rounding_up(node: OnnxNode, travel: Dim, stride: int) -> int:
+    """What rounding up adds at the end of a symbolic axis: nothing where the stride divides the window's way."""
+    if not is_equal_dim(travel // stride * stride, travel):
+        node.numbers([travel], "the input, of which the last window takes what is left,")
+    return 0
 
 
 @operator("MaxPool")
@@ -97,7 +107,7 @@ def lp_pool(node: OnnxNode) -> Results:
 @operator("GlobalAveragePool")
 def global_average_pool(node: OnnxNode) -> Results:
     """Adaptive pooling to one element, as the PyTorch frontend writes it."""
-    return whole_average(node) if len(node.shape(0)) <= 5 else node.emit(
+    return whole_average(node) if node.rank(0) <= 5 else node.emit(
         relax.op.mean(node.expr(0), axis=_spatial(node), keepdims=True))
 
 
@@ -122,7 +132,7 @@ def global_lp_pool(node: OnnxNode) -> Results:
 
 
 def _spatial(node: OnnxNode) -> list[int]:
-    rank = len(node.shape(0))
+    rank = node.rank(0)
     if rank < 3:
-        raise node.fault("the input has no spatial dimensions", found=node.shape(0))
+        raise node.fault("the input has no spatial dimensions", found=f"{rank} dimensions")
     return list(range(2, rank))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from tvm import relax
 
 from ...ir import Expr, dtype_of
+from ..extents import extent
+from .broadcasting import is_number
 from .node import OnnxNode, Results, operator
 from .pooling import whole_average
 
@@ -21,14 +22,14 @@ _REDUCTIONS: dict[str, Callable[..., Expr]] = {
 @operator(*_REDUCTIONS)
 def reduction(node: OnnxNode) -> Results:
     """One reduction, with what the operator does to the elements before and to the result after it."""
-    rank = len(node.shape(0))
+    rank = node.rank(0)
     axes = node.integers(1, "axes", "axes")
     if not axes:
         if node.attribute("noop_with_empty_axes", 0):
             return _finish(node, _prepare(node, node.expr(0)))
         axes = tuple(range(rank))
     found, keep = node.axes(axes, rank), bool(node.attribute("keepdims", 1))
-    if any(node.shape(0)[a] == 0 for a in found):
+    if any(is_number(node.dims(0)[a], 0) for a in found):
         raise node.unsupported("over no elements")
     x = node.expr(0)
     if node.op == "ReduceMean" and keep and 4 <= rank <= 5 and sorted(found) == list(range(2, rank)):
@@ -72,21 +73,23 @@ def _log_sum_exp(node: OnnxNode, x: Expr, axes: list[int], *, keep: bool) -> rel
 @operator("ArgMax", "ArgMin")
 def arg_extreme(node: OnnxNode) -> Results:
     op = relax.op.argmax if node.op == "ArgMax" else relax.op.argmin
-    axis, keep = node.axis(int(node.attribute("axis", 0)), len(node.shape(0))), bool(node.attribute("keepdims", 1))
+    axis, keep = node.axis(int(node.attribute("axis", 0)), node.rank(0)), bool(node.attribute("keepdims", 1))
     x = node.expr(0)
     if not node.attribute("select_last_index", 0):
         return node.emit(op(x, axis, keep))
     index = node.emit(op(node.emit(relax.op.flip(x, axis), "reversed"), axis, keep))
-    return node.emit(relax.op.subtract(node.constant(np.asarray(node.shape(0)[axis] - 1, np.int64)), index))
+    last = extent(node.builder, node.name, node.dims(0)[axis] - 1)
+    return node.emit(relax.op.subtract(last, index))
 
 
 @operator("TopK")
 def top_k(node: OnnxNode) -> Results:
     """Always sorted, which ``sorted=0`` allows."""
     wanted = node.integers(1, "k", "k")
-    axis = node.axis(int(node.attribute("axis", -1)), len(node.shape(0)))
-    if wanted is None or len(wanted) != 1 or not 0 < wanted[0] <= node.shape(0)[axis]:
-        raise node.fault("k is out of range", found=wanted, expected=f"1…{node.shape(0)[axis]}")
+    axis = node.axis(int(node.attribute("axis", -1)), node.rank(0))
+    if wanted is None or len(wanted) != 1 or wanted[0] < 1:
+        raise node.fault("k is out of range", found=wanted, expected="at least 1")
+    node.require_at_least(node.dims(0)[axis], wanted[0])
     both = node.emit(relax.op.topk(node.expr(0), wanted[0], axis, "both", bool(node.attribute("largest", 1)), "int64"))
     return node.emit(relax.TupleGetItem(both, 0), "values"), node.emit(relax.TupleGetItem(both, 1), "indices")
 
@@ -96,7 +99,7 @@ def cumulate(node: OnnxNode) -> Results:
     axes = node.known(1, "an axis")
     if axes.size != 1:
         raise node.fault("the axis is not one number", found=axes.tolist())
-    axis = node.axis(int(axes.reshape(())), len(node.shape(0)))
+    axis = node.axis(int(axes.reshape(())), node.rank(0))
     op = relax.op.cumsum if node.op == "CumSum" else relax.op.cumprod
     x, backwards = node.expr(0), bool(node.attribute("reverse", 0))
     x = node.emit(relax.op.flip(x, axis), "reversed") if backwards else x

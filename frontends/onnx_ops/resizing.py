@@ -8,26 +8,47 @@ indexing where every row picks one element.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
-from ...ir import Expr, shape_of
+from ...ir import Dim, Expr, dims_of, is_equal_dim, simplified
 from .node import OnnxNode, Results, operator
 
 _IMAGE_MODES = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 _IMAGE_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 # Larger axes are refused before anything is computed for them, and larger interpolation matrices.
 _MAX_EXTENT, _MAX_MATRIX = 2 ** 24, 2 ** 27
+# Symbolic extents are scaled by fractions of small terms only.
+_MAX_DENOMINATOR = 64
 _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_floor": lambda c: np.ceil(c - 0.5), "round_prefer_ceil": lambda c: np.floor(c + 0.5),
     "floor": np.floor, "ceil": np.ceil,
 }
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What every axis becomes, and how positions are rounded and interpolated."""
+
+    mode: str
+    coordinates: str
+    rounding: str
+    targets: list[Dim]
+    scales: list[float | None]
+
+    @property
+    def is_image_form(self) -> bool:
+        """Whether Relax's ``resize2d`` says it, given that the scales are ratios of the sizes."""
+        plain = self.mode != "nearest" or (self.coordinates, self.rounding) == ("asymmetric", "floor")
+        return plain and self.coordinates in _IMAGE_COORDINATES
+
+
 @operator("Resize", "Upsample")
 def resize(node: OnnxNode) -> Results:
-    source = node.shape(0)
+    source = node.dims(0)
     mode = node.attribute("mode", "nearest")
     coordinates = node.attribute("coordinate_transformation_mode", "half_pixel")
     if node.op == "Upsample" or node.opset < 11:
@@ -36,22 +57,50 @@ def resize(node: OnnxNode) -> Results:
         raise node.unsupported(f"with mode {mode} and coordinates {coordinates}")
     if node.attribute("antialias", 0):
         raise node.unsupported("with antialias")
-    targets, scales = _targets(node)
-    axes = [a for a, (t, s) in enumerate(zip(targets, scales, strict=True)) if t != source[a] or s != 1.0]
+    form = _repetition(_Form(mode, coordinates, _rounding(node), *_targets(node)))
+    targets, scales = form.targets, form.scales
+    axes = [a for a, (t, s) in enumerate(zip(targets, scales, strict=True))
+            if not is_equal_dim(t, source[a]) or s not in (None, 1.0)]
     if not axes:
         return node.value(0)
-    exact = all(np.isclose(t, s * d, rtol=0, atol=1e-6) for t, s, d in zip(targets, scales, source, strict=True))
-    plain = mode != "nearest" or (coordinates, _rounding(node)) == ("asymmetric", "floor")
-    if exact and plain and coordinates in _IMAGE_COORDINATES and len(source) == 4 and min(axes) >= 2:
-        return node.emit(relax.op.image.resize2d(
-            node.expr(0), tuple(targets[2:]), layout="NCHW", method=_IMAGE_MODES[mode],
-            coordinate_transformation_mode=coordinates, rounding_method="floor" if mode == "nearest" else "round",
-            cubic_alpha=float(node.attribute("cubic_coeff_a", -0.75)),
-            cubic_exclude=int(node.attribute("exclude_outside", 0))))
+    exact = all(_is_ratio(t, s, d) for t, s, d in zip(targets, scales, source, strict=True))
+    if exact and form.is_image_form and len(source) == 4 and min(axes) >= 2:
+        return _image(node, node.expr(0), targets[2:], form)
+    if exact and form.is_image_form and len(source) == 3 and axes == [2] and not isinstance(source[2], int):
+        rows = node.emit(relax.op.expand_dims(node.expr(0), 2), "rows")
+        return node.emit(relax.op.squeeze(_image(node, rows, [1, targets[2]], form), [2]))
     x = node.expr(0)
     for axis in axes:
-        x = _resize_axis(node, x, axis, _positions(coordinates, source[axis], targets[axis], scales[axis]), mode)
+        before, after = node.numbers([source[axis], targets[axis]], "an axis that is resized")
+        scale = scales[axis]
+        positions = _positions(form.coordinates, before, after, after / before if scale is None else scale)
+        x = _resize_axis(node, x, axis, positions, mode)
     return x if isinstance(x, relax.Var) else node.emit(x)
+
+
+def _image(node: OnnxNode, x: Expr, size: list[Dim], form: _Form) -> relax.Var:
+    return node.emit(relax.op.image.resize2d(
+        x, tuple(size), layout="NCHW", method=_IMAGE_MODES[form.mode],
+        coordinate_transformation_mode=form.coordinates,
+        rounding_method="floor" if form.mode == "nearest" else "round",
+        cubic_alpha=float(node.attribute("cubic_coeff_a", -0.75)),
+        cubic_exclude=int(node.attribute("exclude_outside", 0))))
+
+
+def _repetition(form: _Form) -> _Form:
+    """The plain form of repeating every element a whole number of times: half a pixel then never rounds further."""
+    whole = all(s is not None and s >= 1 and s == int(s) for s in form.scales)
+    if form.mode == "nearest" and whole and form.coordinates.startswith(("half_pixel", "pytorch_half_pixel")) \
+            and form.rounding.startswith("round"):
+        return replace(form, coordinates="asymmetric", rounding="floor")
+    return form
+
+
+def _is_ratio(target: Dim, scale: float | None, source: Dim) -> bool:
+    """Whether the scale is the ratio of the sizes; it is where it is symbolic, by what ``_targets`` requires."""
+    if scale is None or not isinstance(target, int) or not isinstance(source, int):
+        return True
+    return bool(np.isclose(target, scale * source, rtol=0, atol=1e-6))
 
 
 def _rounding(node: OnnxNode) -> str:
@@ -62,30 +111,55 @@ def _rounding(node: OnnxNode) -> str:
     return rounding
 
 
-def _targets(node: OnnxNode) -> tuple[list[int], list[float]]:
-    """The size and the scale of every axis, from sizes or scales of all axes or of ``axes``."""
-    source = node.shape(0)
+def _targets(node: OnnxNode) -> tuple[list[Dim], list[float | None]]:
+    """The size and the scale of every axis, from sizes or scales of all axes or of ``axes``.
+
+    A scale of None is the ratio of symbolic sizes.
+    """
+    source = node.dims(0)
     axes = node.axes(node.attribute("axes", tuple(range(len(source)))), len(source))
     first = 1 if node.op == "Upsample" or node.opset < 11 else 2
+    targets: list[Dim] = list(source)
+    scales: list[float | None] = [1.0] * len(source)
     given = node.attribute("scales", ())
     if not given and node.has(first):
         given = tuple(node.known(first, "scales").reshape(-1).tolist())
-    targets, scales = list(source), [1.0] * len(source)
-    if not given:
-        sizes = node.integers(3, "sizes", "sizes")
-        if sizes is None or len(sizes) != len(axes) or any(s < 1 for s in sizes):
+    if given:
+        if len(given) != len(axes) or any(not 0 < s < 1e9 for s in given):
+            raise node.fault("sizes and scales are unusable", found=given, expected=f"{len(axes)} positive scales")
+        for scale, a in zip(given, axes, strict=True):
+            targets[a], scales[a] = _scaled(node, source[a], scale), float(scale)
+    else:
+        sizes = node.extents(3, "sizes", "sizes")
+        if sizes is None or len(sizes) != len(axes) or any(s < 1 for s in sizes if isinstance(s, int)):
             raise node.fault("sizes and scales are unusable", found=sizes, expected=f"{len(axes)} sizes")
-        given = tuple(s / source[a] for s, a in zip(sizes, axes, strict=True))
-        given = _keep_aspect(node, given)
-    if len(given) != len(axes) or any(not 0 < s < 1e9 for s in given):
-        raise node.fault("sizes and scales are unusable", found=given, expected=f"{len(axes)} positive scales")
-    by_size = not node.has(first) and "scales" not in node.attributes
-    for scale, a in zip(given, axes, strict=True):
-        targets[a] = int(np.floor(source[a] * scale + 0.5)) if by_size else int(np.floor(source[a] * scale + 1e-6))
-        scales[a] = float(scale)
-        if not 1 <= targets[a] <= _MAX_EXTENT or source[a] * targets[a] > _MAX_MATRIX:
-            raise node.fault("an axis would get an impossible size", found=targets[a])
+        if node.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+            extents = node.numbers([source[a] for a in axes], "input 0")
+            ratios = tuple(s / d for s, d in zip(node.numbers(sizes, "the sizes"), extents, strict=True))
+            for scale, a in zip(_keep_aspect(node, ratios), axes, strict=True):
+                targets[a], scales[a] = int(np.floor(int(source[a]) * scale + 0.5)), scale
+        else:
+            for size, a in zip(sizes, axes, strict=True):
+                targets[a] = size
+                scales[a] = size / source[a] if isinstance(size, int) and isinstance(source[a], int) else None
+    for target, extent in zip(targets, source, strict=True):
+        if isinstance(target, int) and not (1 <= target <= _MAX_EXTENT and
+                                            (not isinstance(extent, int) or extent * target <= _MAX_MATRIX)):
+            raise node.fault("an axis would get an impossible size", found=target)
     return targets, scales
+
+
+def _scaled(node: OnnxNode, extent: Dim, scale: float) -> Dim:
+    """``extent · scale``, rounded down; a symbolic extent has to give a whole number."""
+    if isinstance(extent, int):
+        return int(np.floor(extent * scale + 1e-6))
+    fraction = Fraction(scale)
+    if fraction.denominator > _MAX_DENOMINATOR:
+        node.numbers([extent], f"input 0, scaled by {scale},")
+    total = extent * fraction.numerator
+    target = simplified(tirx.floordiv(total, fraction.denominator))
+    node.require_equal(simplified(target * fraction.denominator), simplified(total))
+    return target
 
 
 def _keep_aspect(node: OnnxNode, scales: tuple[float, ...]) -> tuple[float, ...]:
@@ -113,11 +187,12 @@ def _positions(coordinates: str, source: int, target: int, scale: float) -> np.n
 
 
 def _resize_axis(node: OnnxNode, x: Expr, axis: int, positions: np.ndarray, mode: str) -> Expr:
-    shape = shape_of(x)
+    shape = dims_of(x)
+    extent = int(shape[axis])
     if mode == "nearest":
-        picked = np.clip(_ROUNDINGS[_rounding(node)](positions), 0, shape[axis] - 1).astype(np.int64)
+        picked = np.clip(_ROUNDINGS[_rounding(node)](positions), 0, extent - 1).astype(np.int64)
         return node.emit(relax.op.take(x, node.constant(picked), axis, mode="clip"))
-    matrix = _weights(node, positions, shape[axis], mode)
+    matrix = _weights(node, positions, extent, mode)
     last = [a for a in range(len(shape)) if a != axis] + [axis]
     turned = x if axis == len(shape) - 1 else node.emit(relax.op.permute_dims(x, last), "turned")
     product = node.emit(relax.op.matmul(turned, node.constant(matrix.T.astype(np.float32))))
@@ -149,11 +224,11 @@ def _weights(node: OnnxNode, positions: np.ndarray, source: int, mode: str) -> n
 def grid_sample(node: OnnxNode) -> Results:
     """Sample images at the places that a grid names; opset 16 called the modes after their two-dimensional forms."""
     modes = {"linear": "bilinear", "cubic": "bicubic"}
-    mode, rank = node.attribute("mode", "linear"), len(node.shape(0))
+    mode, rank = node.attribute("mode", "linear"), node.rank(0)
     method = modes.get(mode, mode)
     if node.attribute("padding_mode", "zeros") not in ("zeros", "border", "reflection"):
         raise node.fault("padding_mode is unknown", found=node.attribute("padding_mode"))
-    if method not in ("nearest", "bilinear", "bicubic") or rank != 4 or len(node.shape(1)) != 4:
+    if method not in ("nearest", "bilinear", "bicubic") or rank != 4 or node.rank(1) != 4:
         raise node.unsupported(f"with mode {mode} of {rank} dimensions")
     grid = node.emit(relax.op.permute_dims(node.expr(1), [0, 3, 1, 2]), "grid")
     return node.emit(relax.op.image.grid_sample(
