@@ -14,9 +14,6 @@ from multiprocessing.process import BaseProcess
 from .conformance_cases import Case
 from .conformance_engines import Verdict, serve
 
-SECONDS = 60.0
-"""What one case may take."""
-
 Task = tuple[str, Case]
 
 
@@ -27,8 +24,8 @@ class _Worker:
     task: Task | None = None
     deadline: float = 0.0
 
-    def give(self, task: Task) -> None:
-        self.task, self.deadline = task, time.monotonic() + SECONDS
+    def give(self, task: Task, seconds: float) -> None:
+        self.task, self.deadline = task, time.monotonic() + seconds
         self.connection.send(task)
 
     def stop(self) -> int | None:
@@ -45,9 +42,13 @@ class Pool:
     """Worker processes forked from one that has everything imported.
 
     processes : how many run at a time.
+    seconds : what one case may take.
+    work : what a worker does: it receives tasks from its end of the connection and sends verdicts.
     """
 
     processes: int = 2
+    seconds: float = 60.0
+    work: Callable[[Connection], None] = serve
     _context: multiprocessing.context.ForkServerContext = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class Pool:
         while len(results) < total:
             for worker in workers:
                 if worker.task is None and waiting:
-                    worker.give(waiting.popleft())
+                    worker.give(waiting.popleft(), self.seconds)
             busy = [w for w in workers if w.task is not None]
             nearest = min(w.deadline for w in busy) - time.monotonic()
             ready = wait([w.connection for w in busy], timeout=max(nearest, 0.0))
@@ -83,7 +84,7 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs,), daemon=True)
+        process = self._context.Process(target=self.work, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -99,7 +100,7 @@ class Pool:
         if time.monotonic() < worker.deadline:
             return None
         worker.stop()
-        return Verdict("hang", f"no answer after {SECONDS:g} s")
+        return Verdict("hang", f"no answer after {self.seconds:g} s")
 
 
 def _cause(code: int | None) -> str:
