@@ -58,7 +58,8 @@ class Program:
     plan : the decision for every fusion group.
     report : what the compilation measured.
     stages : the graph after each pass.
-    inputs, outputs : what a call takes and gives.
+    inputs, outputs : what a call takes and gives; symbolic dims by name.
+    typical : the extents of symbolic dims that the program is made for; it computes all rightly.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Program:
         constants: Sequence[np.ndarray],
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
+        typical: Mapping[str, int],
         plan: PrecisionPlan,
         report: Report,
         stages: Sequence[Stage],
@@ -82,6 +84,7 @@ class Program:
         self._target = target
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
+        self.typical = dict(typical)
         self.plan = plan
         self.report = report
         self.stages = tuple(stages)
@@ -92,13 +95,13 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network once.
 
-        Inputs are NumPy arrays or PyTorch tensors, by position or by name, of exactly the compiled shapes. One output
-        comes back as it is, several as a tuple: NumPy for NumPy, PyTorch for PyTorch. ProgramError names the input
-        that does not fit.
+        Inputs are NumPy arrays or PyTorch tensors, by position or by name, of exactly the compiled shapes; a symbolic
+        dim is any extent, the same wherever its name stands. One output comes back as it is, several as a tuple: NumPy
+        for NumPy, PyTorch for PyTorch. ProgramError names the input and the dim that do not fit.
         """
         values = self._bind(args, kwargs)
         as_torch = any(_is_torch(v) for v in values)
-        arrays = [_checked(v, spec) for v, spec in zip(values, self.inputs, strict=True)]
+        arrays = _checked(values, self.inputs)
         results: list[Any] = self.run(arrays)
         if as_torch:
             torch = sys.modules["torch"]
@@ -162,9 +165,8 @@ class Program:
         """
         if runs < 1 or warmup < 0:
             raise ProgramError("nothing to time", found=f"{runs} runs, {warmup} to warm up", expected="one or more")
-        given = self._bind(args, {}) if args else random_inputs(self.inputs)
-        arrays = [_checked(v, s) for v, s in zip(given, self.inputs, strict=True)]
-        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+        arrays = _checked(self._bind(args, {}) if args else random_inputs(self.inputs, self.typical), self.inputs)
+        tensors = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
         for _ in range(warmup):
             self._executable.run(tensors)
         times = np.empty(runs)
@@ -204,6 +206,7 @@ class Program:
             "functions": self._functions,
             "inputs": [asdict(s) for s in self.inputs],
             "outputs": [asdict(s) for s in self.outputs],
+            "typical": self.typical,
             "tvm": tvm.__version__,
         }
         write_container(
@@ -247,6 +250,7 @@ class Program:
             constants=[arrays[k] for k in sorted(arrays)],
             inputs=[_spec(s) for s in meta["inputs"]],
             outputs=[_spec(s) for s in meta["outputs"]],
+            typical=meta["typical"],
             plan=PrecisionPlan.from_json(parts["plan.json"].decode()),
             report=Report.from_json(parts["report.json"].decode()),
             stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()),
@@ -254,12 +258,16 @@ class Program:
         )
 
 
-def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> list[np.ndarray]:
-    """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices)."""
+def random_inputs(specs: Sequence[TensorSpec], extents: Mapping[str, int], seed: int = 0) -> list[np.ndarray]:
+    """Seeded inputs for timing: unit normal floats, zeros for integers (always valid as indices).
+
+    extents : of symbolic dims, by name.
+    """
     rng = np.random.default_rng(seed)
+    shapes = [tuple(d if isinstance(d, int) else extents[d] for d in s.shape) for s in specs]
     return [
-        rng.standard_normal(s.shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(s.shape, s.dtype)
-        for s in specs
+        rng.standard_normal(shape, dtype=np.float32) if s.dtype == "float32" else np.zeros(shape, s.dtype)
+        for s, shape in zip(specs, shapes, strict=True)
     ]
 
 
@@ -272,8 +280,37 @@ def _is_torch(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _checked(value: Any, spec: TensorSpec) -> np.ndarray:
-    """``value`` as an array of the spec's shape and type; ProgramError names the input where it is not."""
+def _checked(values: Sequence[Any], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
+    """The values as arrays of the specs' shapes and types; ProgramError names the input and the dim that do not fit."""
+    arrays = [_typed(v, s) for v, s in zip(values, specs, strict=True)]
+    extents: dict[str, tuple[int, str]] = {}
+    for array, spec in zip(arrays, specs, strict=True):
+        if array.ndim != len(spec.shape):
+            raise _misfit(spec, array, "the rank differs")
+        for axis, (actual, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
+            if isinstance(wanted, int):
+                if actual != wanted:
+                    raise _misfit(spec, array, f"dim {axis} differs")
+                continue
+            if actual < 1:
+                raise _misfit(spec, array, f"dim {axis} ('{wanted}') is empty")
+            first, where = extents.setdefault(wanted, (actual, f"dim {axis} of '{spec.name}'"))
+            if first != actual:
+                raise _misfit(spec, array, f"dim {axis} ('{wanted}') is {actual}, and {where} makes it {first}")
+    return arrays
+
+
+def _misfit(spec: TensorSpec, array: np.ndarray, what: str) -> ProgramError:
+    return ProgramError(
+        f"input '{spec.name}' has the wrong shape: {what}",
+        found=list(array.shape),
+        expected=list(spec.shape),
+        hint="compile with example inputs of the shape you need, or with symbolic dims" if spec.is_static else None,
+    )
+
+
+def _typed(value: Any, spec: TensorSpec) -> np.ndarray:
+    """``value`` as an array of the spec's type; ProgramError names the input where it is not."""
     if _is_torch(value):
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
@@ -283,14 +320,5 @@ def _checked(value: Any, spec: TensorSpec) -> np.ndarray:
     if not exact and (str(array.dtype), spec.dtype) not in widened:
         raise ProgramError(
             f"input '{spec.name}' has the wrong element type", found=str(array.dtype), expected=spec.dtype
-        )
-    if array.shape != spec.shape:
-        dims = [i for i, (a, b) in enumerate(zip(array.shape, spec.shape, strict=False)) if a != b]
-        where = f"dim {dims[0]} differs" if dims and array.ndim == len(spec.shape) else "the rank differs"
-        raise ProgramError(
-            f"input '{spec.name}' has the wrong shape: {where}",
-            found=list(array.shape),
-            expected=list(spec.shape),
-            hint="compile with example inputs of the shape you need",
         )
     return array.astype(spec.dtype, copy=False)

@@ -30,7 +30,7 @@ _HOW_TO_PASS = (
 class Sample:
     """One call of the program.
 
-    inputs : an array per input of the program, of exactly its shape and element type.
+    inputs : an array per input of the program, of its shape and element type; symbolic dims have any extent.
     label : the labels of this call, or None where the data has none. The first dim is the batch's wherever the data
         came in batches.
     """
@@ -63,9 +63,9 @@ class Samples(Sequence[Sample]):
 
         A batch of exactly the inputs' shapes is one sample. Where only the leading dim differs it is split along it
         into parts of the program's own leading dim, labels alike; what is left of a batch is joined with the next one,
-        and what is left at the end is dropped with a note. A sample without the batch dim gets it where the program's
-        is 1. float64, float16 and bfloat16 become float32, integers become the input's integer type if they
-        fit.
+        and what is left at the end is dropped with a note. Where the leading dim of all inputs is the same symbol each
+        row is a sample. A sample without the batch dim gets it where the program's is 1 or symbolic. float64, float16
+        and bfloat16 become float32, integers become the input's integer type if they fit.
 
         Raises
         ------
@@ -260,14 +260,16 @@ class _Reader:
             raise DataError(f"{where} {'has no labels, but those' if label is None else 'has labels, but none'} before "
                             "it have", hint="pass labels with every batch, or with none")
         self._count_bytes(arrays)
-        if all(a.shape == tuple(s.shape) for a, s in zip(arrays, self._specs, strict=True)):
+        leading = {s.shape[0] for s in self._specs if s.shape}
+        by_row = len(leading) == 1 and all(s.shape for s in self._specs) and isinstance(next(iter(leading)), str)
+        if not by_row and all(_fits(a.shape, s.shape) for a, s in zip(arrays, self._specs, strict=True)):
             self._items.append(Sample(arrays, None if label is None else np.atleast_1d(label)))
         else:
             self._split(Sample(arrays, label), where)
 
     def finish(self) -> tuple[tuple[Sample, ...], tuple[str, ...]]:
         rows = 0 if self._rest is None else self._rows(self._rest.inputs, "the rest")
-        step = next((s.shape[0] for s in self._specs if s.shape), 1)
+        step = next((_step(s) for s in self._specs if s.shape), 1)
         if not self._items:
             found = f"{rows} rows, where one call of the program takes {step}" if rows else "no batch at all"
             raise DataError("the data is empty" if not rows else "the data does not fill one call of the program",
@@ -290,17 +292,18 @@ class _Reader:
                             expected=f"{len(self._specs)}: {', '.join(s.name for s in self._specs)}", hint=_HOW_TO_PASS)
         arrays = [fit_dtype(_as_numpy(v, f"input {s.name!r} of {where}"), s, where)
                   for v, s in zip(values, self._specs, strict=True)]
-        added = all(a.shape == tuple(s.shape)[1:] and s.shape[:1] == (1,)
+        added = all(s.shape and _step(s) == 1 and _fits(a.shape, s.shape[1:])
                     for a, s in zip(arrays, self._specs, strict=True))
         if added:
             arrays = [a[None] for a in arrays]
+        extents: dict[str, int] = {}
         for array, spec in zip(arrays, self._specs, strict=True):
-            _check_shape(array, spec, where)
+            _check_shape(array, spec, where, extents)
         return tuple(arrays), added
 
     def _rows(self, arrays: Sequence[np.ndarray], where: str) -> int:
         """Rows of a batch whose arrays all have the same number of the program's calls in them."""
-        calls = {s.name: a.shape[0] / s.shape[0] for a, s in zip(arrays, self._specs, strict=True) if s.shape}
+        calls = {s.name: a.shape[0] / _step(s) for a, s in zip(arrays, self._specs, strict=True) if s.shape}
         if len(set(calls.values())) != 1:
             raise DataError(f"the inputs of {where} have different numbers of rows",
                             found={s.name: a.shape for a, s in zip(arrays, self._specs, strict=True)},
@@ -317,7 +320,7 @@ class _Reader:
         if self._rest is not None:
             batch = self._join(self._rest, batch, where)
             rows = self._rows(batch.inputs, where)
-        step = next(s.shape[0] for s in self._specs if s.shape)
+        step = next(_step(s) for s in self._specs if s.shape)
         calls = rows // step
         for i in range(calls):
             self._items.append(self._cut(batch, slice(i, i + 1)))
@@ -327,8 +330,8 @@ class _Reader:
         """The part of a batch that ``calls`` (in calls of the program) covers."""
         def part(array: np.ndarray, step: int) -> np.ndarray:
             return array[calls.start * step: None if calls.stop is None else calls.stop * step]
-        step = next(s.shape[0] for s in self._specs if s.shape)
-        inputs = tuple(part(a, s.shape[0]) if s.shape else a for a, s in zip(batch.inputs, self._specs, strict=True))
+        step = next(_step(s) for s in self._specs if s.shape)
+        inputs = tuple(part(a, _step(s)) if s.shape else a for a, s in zip(batch.inputs, self._specs, strict=True))
         return Sample(inputs, None if batch.label is None else part(batch.label, step))
 
     @staticmethod
@@ -350,16 +353,30 @@ class _Reader:
                             found=f"more than {MAX_BYTES >> 30} GiB", hint="pass a part: some thousand samples do")
 
 
-def _check_shape(array: np.ndarray, spec: TensorSpec, where: str) -> None:
+def _fits(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> bool:
+    """Whether a shape has the extents that are wanted as numbers."""
+    return len(shape) == len(wanted) and all(isinstance(w, str) or w == d for d, w in zip(shape, wanted, strict=True))
+
+
+def _step(spec: TensorSpec) -> int:
+    """Rows that one call of the program takes: one where the leading dim is symbolic."""
+    return spec.shape[0] if isinstance(spec.shape[0], int) else 1
+
+
+def _check_shape(array: np.ndarray, spec: TensorSpec, where: str, extents: dict[str, int]) -> None:
     shape = tuple(spec.shape)
     details: dict[str, Any] = {
         "found": array.shape, "expected": f"{shape}, or any leading dim in place of {shape[0]}" if shape else shape,
         "hint": "bring the data into the shape of the example inputs that the model was imported with"}
     if array.ndim != len(shape):
         raise DataError(f"input {spec.name!r} of {where} has the wrong rank", **details)
-    if array.shape[1:] != shape[1:] or 0 in array.shape:
+    if not _fits(array.shape[1:], shape[1:]) or 0 in array.shape:
         empty = "is empty" if 0 in array.shape else "has the wrong shape"
         raise DataError(f"input {spec.name!r} of {where} {empty}", **details)
+    for axis, (actual, name) in enumerate(zip(array.shape, shape, strict=True)):
+        if isinstance(name, str) and extents.setdefault(name, actual) != actual:
+            raise DataError(f"input {spec.name!r} of {where} disagrees with another input about the dim {name!r}",
+                            found=f"{actual} on axis {axis}", expected=extents[name])
 
 
 def _finite(array: np.ndarray, what: str) -> np.ndarray:

@@ -3,7 +3,7 @@ evaluator stored, so that differences do not add up and a wrong kernel is named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,13 +11,14 @@ import tvm
 
 from .backends.cpu.build import compile_functions
 from .backends.cpu.emit import emit
-from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.cpu.kernel import Kernel, KernelRequest, output_buffers
 from .backends.lower import is_view, native_storages, request_for
 from .backends.target import Target
 from .calibration.agreement import Agreement, group_agreement
 from .calibration.evaluator import Evaluator
-from .calibration.numerics import Stored
-from .ir import dtype_of, groups_of, shape_of
+from .calibration.numerics import GroupProgram, Stored
+from .ir import evaluate_dim, groups_of
+from .operators.reference import extents_of
 from .precision import PrecisionPlan, Storage
 
 
@@ -32,7 +33,9 @@ def kernel_agreement(
     evaluator = Evaluator(mod)
     evaluation = evaluator.evaluate(inputs, plan)
     stored = native_storages(mod, plan)
-    requests = [request_for(g, plan, stored) for g in groups_of(mod) if not is_view(g)]
+    extents = extents_of(mod["main"].params, [torch.as_tensor(x) for x in inputs])
+    typical = tuple(sorted(extents.items()))
+    requests = [request_for(g, plan, stored, typical) for g in groups_of(mod) if not is_view(g)]
     kernels = [emit(r, target.capabilities, target.threads) for r in requests]
     names = [f"kernel{i}" for i in range(len(kernels))]
     module = compile_functions({n: k.func for n, k in zip(names, kernels, strict=True)}, target.tvm_target())
@@ -42,10 +45,10 @@ def kernel_agreement(
             Stored(evaluation.materialised[n, s.dtype], s)
             for n, s in zip(request.group.inputs, request.inputs, strict=True)
         ]
-        written = _run(module[name], request, kernel, read)
+        written = _run(module[name], request, kernel, read, extents)
         found.append(
             group_agreement(
-                request.group,
+                GroupProgram(request.group).at(extents),
                 request.precision,
                 read,
                 written,
@@ -57,12 +60,18 @@ def kernel_agreement(
 
 
 def _run(
-    function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel, inputs: Sequence[Stored]
+    function: tvm.runtime.Module,
+    request: KernelRequest,
+    kernel: Kernel,
+    inputs: Sequence[Stored],
+    extents: Mapping[str, int],
 ) -> list[Stored]:
     """The kernel's outputs on stored inputs."""
     arrays = [*(_memory(s) for s in inputs), *kernel.constants]
-    outputs = [tvm.runtime.empty(shape_of(p), dtype_of(p)) for p in kernel.func.params[len(arrays) :]]
-    function(*(tvm.runtime.tensor(a) for a in arrays), *outputs)
+    outputs = [
+        tvm.runtime.empty([evaluate_dim(d, extents) for d in shape], dtype) for shape, dtype in output_buffers(request)
+    ]
+    function(*(tvm.runtime.tensor(a) for a in arrays), *(extents[s.name] for s in kernel.symbols), *outputs)
     return [_from_memory(o.numpy(), s) for o, s in zip(outputs, request.outputs, strict=True)]
 
 

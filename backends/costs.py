@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import tvm
@@ -26,12 +27,16 @@ import tvm_ffi
 
 from .._environment import available_cpus
 from ..errors import TargetError, VerificationError
+from ..ir import evaluate_dim, is_number
 from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
 from .executable import use_threads
 from .target import Target, host_model
 
 Progress = Callable[[int, int], None]
+
+# The extents of kernels without symbols.
+NO_SYMBOLS: Mapping[str, int] = MappingProxyType({})
 
 # Kernels compiled into one module: many enough to share the compiler's start, few enough to share out to the CPUs.
 _MODULE_KERNELS = 6
@@ -68,7 +73,8 @@ class CostTable:
     def __len__(self) -> int:
         return len(self._costs)
 
-    def measure(self, kernels: Sequence[Kernel], target: Target, progress: Progress | None = None) -> list[float]:
+    def measure(self, kernels: Sequence[Kernel], target: Target, progress: Progress | None = None,
+                extents: Mapping[str, int] = NO_SYMBOLS) -> list[float]:
         """Microseconds per call of each kernel, with ``target.threads`` threads and all data in cache.
 
         Kernels with equal code are measured once, and not at all where the table has them. The others run on
@@ -78,13 +84,14 @@ class CostTable:
         Parameters
         ----------
         progress : called with the steps done and in all: every kernel to be measured is compiled, then timed.
+        extents : of the kernels' symbols, by name: what they are timed at.
 
         Raises
         ------
         TargetError : this machine's CPU cannot run the target's code.
         VerificationError : a kernel does not compile or run; names the layer.
         """
-        keys = [cost_key(kernel, target) for kernel in kernels]
+        keys = [cost_key(kernel, target, extents) for kernel in kernels]
         wanted = {key: kernel for key, kernel in zip(keys, kernels, strict=True) if key not in self._costs}
         if wanted and not target.runs_here():
             raise TargetError("costs can only be measured on the target itself, and this machine's CPU is another",
@@ -95,7 +102,7 @@ class CostTable:
             compiled += part
             report(len(compiled), 2 * len(wanted))
         try:
-            for done, (key, cost) in enumerate(_time_all(compiled, target), len(compiled) + 1):
+            for done, (key, cost) in enumerate(_time_all(compiled, target, extents), len(compiled) + 1):
                 self._costs[key] = cost
                 report(done, 2 * len(wanted))
         finally:
@@ -121,7 +128,7 @@ class CostTable:
             warnings.warn(f"measured costs were not kept, because {self.path} cannot be written: {error}", stacklevel=3)
 
 
-def cost_key(kernel: Kernel, target: Target) -> str:
+def cost_key(kernel: Kernel, target: Target, extents: Mapping[str, int] = NO_SYMBOLS) -> str:
     """What a cost is kept under. Equal for kernels that differ in names and floating point values only."""
     func = kernel.func
     for attribute in ("global_symbol", "layer"):
@@ -131,7 +138,8 @@ def cost_key(kernel: Kernel, target: Target) -> str:
         func, (tvm.tirx.FloatImm, lambda immediate: tvm.tirx.FloatImm(immediate.ty.dtype, 1.0)))
     code = tvm_ffi.structural_hash(func) & (2**64 - 1)
     versions = "/".join(f"{name} {_version(name)}" for name in ("apache-tvm", "narrowcast"))
-    return f"{code:016x}/{target.cpu}/{host_model()}/{target.threads} threads/{versions}"
+    at = "".join(f"/{s.name}={extents[s.name]}" for s in kernel.symbols)
+    return f"{code:016x}{at}/{target.cpu}/{host_model()}/{target.threads} threads/{versions}"
 
 
 def _version(package: str) -> str:
@@ -193,11 +201,11 @@ def _compile(part: Sequence[tuple[str, Kernel]], target: Target) -> list[_Compil
     return [_Compiled(key, kernel, module, name) for name, (key, kernel) in zip(names, part, strict=True)]
 
 
-def _time_all(compiled: Sequence[_Compiled], target: Target) -> Iterator[tuple[str, float]]:
+def _time_all(compiled: Sequence[_Compiled], target: Target, extents: Mapping[str, int]) -> Iterator[tuple[str, float]]:
     """Time compiled kernels in turns; their keys and microseconds."""
     use_threads(target.threads)
     for start in range(0, len(compiled), _TURN_KERNELS):
-        watches = [_Stopwatch(c) for c in compiled[start:start + _TURN_KERNELS]]
+        watches = [_Stopwatch(c, extents) for c in compiled[start:start + _TURN_KERNELS]]
         for _ in range(_ROUNDS - 1):
             for watch in watches:
                 watch.run()
@@ -219,10 +227,10 @@ def _last_line(error: Exception) -> str:
 class _Stopwatch:
     """A compiled kernel, timed again and again; ``seconds`` is the least time of a call so far."""
 
-    def __init__(self, compiled: _Compiled) -> None:
+    def __init__(self, compiled: _Compiled, extents: Mapping[str, int]) -> None:
         self.compiled = compiled
         self.seconds = math.inf
-        self._buffers = random_buffers(compiled.kernel)
+        self._buffers = random_buffers(compiled.kernel, extents)
         self._spent = 0.0
 
     def run(self) -> None:
@@ -242,8 +250,9 @@ class _Stopwatch:
         self._spent += time.perf_counter() - start
 
 
-def random_buffers(kernel: Kernel, seed: int = 0) -> list[tvm.runtime.Tensor]:
-    """A tensor for every parameter of a kernel, the same for the same seed.
+def random_buffers(kernel: Kernel, extents: Mapping[str, int] = NO_SYMBOLS,
+                   seed: int = 0) -> list[tvm.runtime.Tensor | int]:
+    """An argument for every parameter of a kernel, the same for the same seed; symbols have these ``extents``.
 
     float32: normal; uint16, which is bfloat16's bits: normal, rounded towards zero; 8-bit integers: the whole range;
     wider integers, which may be indices: 0; booleans: either.
@@ -257,5 +266,11 @@ def random_buffers(kernel: Kernel, seed: int = 0) -> list[tvm.runtime.Tensor]:
         "int8": rng.integers(-127, 128, _RANDOM_VALUES, np.int8),
         "bool": rng.integers(0, 2, _RANDOM_VALUES).astype(bool),
     }
-    types = [(str(p.ty.dtype), tuple(int(d) for d in p.ty.shape)) for p in kernel.func.params]
-    return [tvm.runtime.tensor(np.resize(values.get(dtype, np.zeros(1, dtype)), shape)) for dtype, shape in types]
+
+    def argument(parameter: tvm.ir.Expr) -> tvm.runtime.Tensor | int:
+        if is_number(parameter):
+            return extents[parameter.name]
+        dtype, shape = str(parameter.ty.dtype), [evaluate_dim(d, extents) for d in parameter.ty.shape]
+        return tvm.runtime.tensor(np.resize(values.get(dtype, np.zeros(1, dtype)), shape))
+
+    return [argument(p) for p in kernel.func.params]

@@ -8,7 +8,7 @@ shared.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,20 +19,22 @@ from tvm import relax
 from ..errors import PlanError, VerificationError
 from ..ir import (
     MOVEMENT_KINDS,
+    Dim,
     GraphBuilder,
     Group,
+    dims_of,
     dtype_of,
     groups_of,
     op_bindings,
     op_name,
     outputs_of,
-    shape_of,
+    symbols_of,
     with_main,
 )
 from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
 from .cpu.cast import build_cast
 from .cpu.emit import emit
-from .cpu.kernel import Kernel, KernelRequest
+from .cpu.kernel import Kernel, KernelRequest, buffer_dtype, output_buffers
 from .target import Capabilities
 
 
@@ -54,19 +56,25 @@ class Lowered:
     casts: int
 
 
-def request_for(group: Group, plan: PrecisionPlan, stored: Callable[[str], tuple[Storage, ...]]) -> KernelRequest:
-    """What the plan asks of a group's kernel; ``stored`` gives all materialisations of a tensor."""
+def request_for(
+    group: Group,
+    plan: PrecisionPlan,
+    stored: Callable[[str], tuple[Storage, ...]],
+    typical: tuple[tuple[str, int], ...] = (),
+) -> KernelRequest:
+    """What the plan asks of a group's kernel; ``stored`` gives all materialisations of a tensor, ``typical`` an extent
+    for every symbol."""
     decision = plan[group.name]
 
     def required(index: int) -> Precision | Storage | None:
         if index in group.exact_inputs:
             return decision.precision
-        moved = group.kind in MOVEMENT_KINDS and dtype_of(group.function.params[index]) == "float32"
+        moved = group.kind in MOVEMENT_KINDS and dtype_of(group.parameters[index]) == "float32"
         return decision.stores[0] if moved else None
 
     inputs = tuple(readable(stored(name), required(i)) for i, name in enumerate(group.inputs))
     return KernelRequest(
-        group, decision.precision, inputs, decision.stores, decision.per_channel, decision.correction
+        group, decision.precision, inputs, decision.stores, decision.per_channel, decision.correction, typical
     )
 
 
@@ -86,11 +94,6 @@ def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], t
 _VIEWS = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
-def tensor_type(param: tvm.ir.Expr) -> relax.TensorType:
-    """The Relax type of what a kernel's buffer parameter holds."""
-    return relax.TensorType([int(d) for d in param.ty.shape], str(param.ty.dtype))
-
-
 def is_view(group: Group) -> bool:
     """Whether the group only gives a tensor another shape: it has no kernel, its result shares the memory."""
     return group.kind in MOVEMENT_KINDS and all(op_name(b.value) in _VIEWS for b in group.bindings)
@@ -102,12 +105,13 @@ def lower(
     capabilities: Capabilities,
     threads: int,
     *,
+    typical: Mapping[str, int] | None = None,
     emit_group: Callable[[KernelRequest], Kernel] | None = None,
 ) -> Lowered:
     """Lower a module in grouped form.
 
     Raises PlanError where the plan is not one of this module, UnsupportedOperatorError where a group has no kernel.
-    ``emit_group`` replaces the kernel generator, so that a caller can keep kernels between plans.
+    ``typical`` has an extent for every symbol, by name, that the kernels should be fast at. ``emit_group`` replaces the kernel generator, so that a caller can keep kernels between plans.
     """
     groups = groups_of(mod)
     if [g.name for g in groups] != [d.op for d in plan.decisions]:
@@ -117,7 +121,8 @@ def lower(
             expected=f"one for each of {len(groups)} groups",
         )
     emit_group = emit_group or (lambda request: emit(request, capabilities, threads))
-    return _Lowering(mod, plan, groups, emit_group, capabilities, threads).run()
+    extents = tuple(sorted((typical or {}).items()))
+    return _Lowering(mod, plan, groups, emit_group, capabilities, threads, extents).run()
 
 
 @dataclass
@@ -128,6 +133,7 @@ class _Lowering:
     emit_group: Callable[[KernelRequest], Kernel]
     capabilities: Capabilities
     threads: int
+    typical: tuple[tuple[str, int], ...]
     values: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
     fields: dict[str, list[relax.Var]] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
@@ -142,10 +148,12 @@ class _Lowering:
         self.shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
         self.names: set[str] = {"main"}
         self.builder = GraphBuilder(main.params)
+        self.symbols = {s.name: s for s in symbols_of(main)}
+        self.graph_values = {b.var.name: b.var for b in op_bindings(main)}
         self._stored = native_storages(self.mod, self.plan)
         for param in main.params:
             self.values[param.name, str(param.ty.dtype)] = param
-            self._cast_all(param.name, shape_of(param))
+            self._cast_all(param.name, dims_of(param))
         groups = {g.name: g for g in self.groups}
         for binding in op_bindings(main):
             if isinstance(binding.value, relax.TupleGetItem):
@@ -155,52 +163,64 @@ class _Lowering:
         return self._finish(main)
 
     def _call(self, group: Group) -> None:
-        request = request_for(group, self.plan, self._stored)
+        request = request_for(group, self.plan, self._stored, self.typical)
         if is_view(group):
             (source,) = (self.values[n, s.dtype] for n, s in zip(group.inputs, request.inputs, strict=True))
             (storage,) = request.outputs
-            shape = shape_of(outputs_of(group.function)[0])
+            shape = dims_of(self.graph_values[group.name])
             self.values[group.name, storage.dtype] = self.builder.emit(relax.op.reshape(source, shape), group.name)
             self._cast_all(group.name, shape)
             return
         kernel = self.emit_group(request)
         self.kernels[group.name] = kernel
         args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
-        outputs = self._launch(kernel, group.name, args)
+        outputs = self._launch(kernel, group.name, args, self._types(group, request))
         self.functions[group.name] = self.last_function
         if isinstance(group.function.ret_ty, relax.TupleType):
             self.fields[group.name] = outputs
             return
         for storage, var in zip(request.outputs, outputs, strict=True):
             self.values[group.name, storage.dtype] = var
-        self._cast_all(group.name, shape_of(outputs[0]))
+        self._cast_all(group.name, dims_of(outputs[0]))
 
     def _project(self, binding: relax.VarBinding) -> None:
         name, source = binding.var.name, binding.value.tuple_value.name
         var = self.fields[source][binding.value.index]
         self.values[name, str(var.ty.dtype)] = var
-        self._cast_all(name, shape_of(var))
+        self._cast_all(name, dims_of(var))
 
-    def _cast_all(self, name: str, shape: tuple[int, ...]) -> None:
+    def _types(self, group: Group, request: KernelRequest) -> list[relax.TensorType]:
+        """The types of a kernel's outputs in terms of the symbols of ``main``."""
+        ty = self.graph_values[group.name].ty
+        fields = ty.fields if isinstance(ty, relax.TupleType) else [ty] * len(request.outputs)
+        return [relax.TensorType(list(f.shape), dtype) for f, (_, dtype) in zip(fields, output_buffers(request),
+                                                                                 strict=True)]
+
+    def _cast_all(self, name: str, shape: tuple[Dim, ...]) -> None:
         """Make the materialisations of ``name`` that the plan leaves to stand-alone casts."""
         for storage in self.plan.casts.get(name, ()):
             source = readable(tuple(s for s in self._stored(name) if (name, s.dtype) in self.values), None)
-            kernel = build_cast(shape, source, storage, self.capabilities, self.threads)
+            kernel = build_cast(shape, source, storage, self.capabilities, self.threads, self.typical)
             (self.values[name, storage.dtype],) = self._launch(
-                kernel, f"{name}.to_{storage.dtype}", [self.values[name, source.dtype]]
+                kernel,
+                f"{name}.to_{storage.dtype}",
+                [self.values[name, source.dtype]],
+                [relax.TensorType(list(shape), buffer_dtype(storage))],
             )
             self.casts += 1
 
-    def _launch(self, kernel: Kernel, name: str, args: list[relax.Var]) -> list[relax.Var]:
+    def _launch(
+        self, kernel: Kernel, name: str, args: list[relax.Var], types: list[relax.TensorType]
+    ) -> list[relax.Var]:
         constants = []
         for i, array in enumerate(kernel.constants):
             var = relax.Var(self.builder.unique(f"{name}.constant{i}"), relax.TensorType(array.shape, str(array.dtype)))
             constants.append(var)
             self.constants.append(array)
             self.constant_vars.append(var)
-        func = kernel.func
-        types = [tensor_type(p) for p in func.params[len(args) + len(constants) :]]
-        call = relax.call_tir(self._function(func, name), [*args, *constants], types if len(types) > 1 else types[0])
+        symbols = [self.symbols[s.name] for s in kernel.symbols]
+        function = self._function(kernel.func, name)
+        call = relax.call_tir(function, [*args, *constants, *symbols], types if len(types) > 1 else types[0])
         result = self.builder.emit(call, name)
         if len(types) == 1:
             return [result]

@@ -153,7 +153,7 @@ def _measure(module: tvm.runtime.Module, function: str, layer: Layer, request: K
              target: Target) -> Result:
     rng = np.random.default_rng(1)
     inputs = [_array(rng, shape_of(p), buffer_dtype(s))
-              for p, s in zip(request.group.function.params, request.inputs, strict=True)]
+              for p, s in zip(request.group.parameters, request.inputs, strict=True)]
     arguments = [tvm.runtime.tensor(a) for a in (*inputs, *kernel.constants)] + empty_outputs(request)
     timer = module.time_evaluator(function, tvm.cpu(), number=1, repeat=_ROUNDS)
     peak, seconds = 0.0, float("inf")

@@ -142,7 +142,7 @@ def _accumulation(program: GroupProgram, precision: Precision, inputs: Sequence[
     magnitudes = [magnitude(a).double() for a in call.args]
     if group.kind == "attention":
         return _attention_bound(program, precision, operands)
-    sums = evaluate_call(call, magnitudes, group.name)
+    sums = evaluate_call(call, magnitudes, group.name, program.extents)
     if isinstance(sums, tuple):
         raise VerificationError("an anchor computes one tensor", layer=group.name)
     bias = 0.0
@@ -172,7 +172,8 @@ def _attention_bound(program: GroupProgram, precision: Precision, operands: Mapp
     relative = _EPSILON * (2 * q.shape[-1] * largest + 2 * k.shape[1] + 2 * _FUNCTION_ULPS)
     if precision is not Precision.FP32:
         relative += _BFLOAT16_EPSILON / 2
-    weighted = evaluate_tensor(call, [q, k, v.abs(), *(a.double() for a in args[3:])], program.group.name)
+    weighted = evaluate_tensor(call, [q, k, v.abs(), *(a.double() for a in args[3:])], program.group.name,
+                               program.extents)
     return relative * weighted
 
 

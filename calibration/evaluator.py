@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from ..errors import DataError, PlanError
-from ..ir import MOVEMENT_KINDS, Group, groups_of, op_bindings, outputs_of, shape_of, variables_of
+from ..ir import MOVEMENT_KINDS, Group, groups_of, is_static, op_bindings, outputs_of, shape_of, variables_of
+from ..operators.reference import extents_of
 from ..operators.semantics import Value, torch_dtype
 from ..precision import FLOAT32, Decision, Precision, PrecisionPlan, Storage, readable
 from .numerics import GroupProgram, Stored, as_stored
@@ -40,7 +41,7 @@ class Evaluator:
 
     Inputs are arrays by name or in order, of the shapes of ``main``'s parameters; where all have a leading axis that is
     the same multiple of the parameter's, they are a batch and run one after the other, each with exactly the shapes of
-    the program. DataError for inputs that do not fit.
+    the program. Where a dim is symbolic they are one sample. DataError for inputs that do not fit.
     """
 
     def __init__(self, grouped_mod: tvm.IRModule) -> None:
@@ -88,11 +89,19 @@ class Evaluator:
     def samples_of(self, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
         """The inputs by name, cut into samples of the shapes of ``main``'s parameters, floats as float32."""
         named = self._named(inputs)
+        if not all(is_static(p) for p in self.params):
+            extents_of(self.params, list(named.values()))
+            yield named
+            return
         counts = {name: self._count(param, named[name]) for name, param in ((p.name, p) for p in self.params)}
         if len(set(counts.values())) > 1:
             raise DataError("the inputs have different batch sizes", found=counts)
         for i in range(next(iter(counts.values()), 1)):
             yield {p.name: _slice(named[p.name], i, shape_of(p)) for p in self.params}
+
+    def extents_of(self, sample: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """The symbols' extents in one sample, by name."""
+        return extents_of(self.params, [sample[p.name] for p in self.params])
 
     def _named(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         names = [p.name for p in self.params]
@@ -146,6 +155,7 @@ class _Run:
         self.materialised: dict[tuple[str, str], torch.Tensor] = {}
 
     def execute(self, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
+        self.extents = self.evaluator.extents_of(inputs)
         for name, values in inputs.items():
             self._enter(name, [as_stored(values)])
         for position, binding in enumerate(self.evaluator.bindings):
@@ -153,7 +163,7 @@ class _Run:
             if isinstance(value, relax.TupleGetItem):
                 self._enter(name, [as_stored(self.tuples[value.tuple_value.name][value.index])])
             else:
-                self._call(self.evaluator.programs[name])
+                self._call(self.evaluator.programs[name].at(self.extents))
             for used in (*(v.name for v in variables_of(value)), name):
                 self._drop(used, position)
         outputs = tuple(self._read(name).real for name in self.evaluator.outputs)
@@ -212,7 +222,7 @@ class _Run:
         for storage in self.plan.casts.get(name, ()) if self.plan is not None else ():
             stored.append(Stored.of(self._read(name).real, storage))
         best = self._read(name)
-        if self.visit is not None and best.storage.dtype in ("float32", "bfloat16", "uint8"):
+        if self.visit is not None and (best.storage.qparams or best.storage.dtype in ("float32", "bfloat16")):
             self.visit(name, best.real)
         if self.keep is None or name in self.keep:
             self.values[name] = best.real

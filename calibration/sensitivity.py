@@ -142,12 +142,13 @@ class _BackwardPass:
             draws: int) -> Iterator[dict[_Key, float]]:
         """The scalar products of one sample by key, for each of ``draws`` directions."""
         values: dict[str, Value] = {name: _differentiable(x) for name, x in sample.items()}
+        extents = self.evaluator.extents_of(sample)
         for binding in self.evaluator.bindings:
             name, expr = binding.var.name, binding.value
             if isinstance(expr, relax.TupleGetItem):
                 values[name] = values[expr.tuple_value.name][expr.index]
             else:
-                values[name] = self._group(self.evaluator.programs[name], values)
+                values[name] = self._group(self.evaluator.programs[name].at(extents), values)
         outputs = [(y, self.scales[name]) for name in self.evaluator.outputs if name in self.scales
                    and isinstance(y := values[name], torch.Tensor) and y.is_floating_point()]
         del values

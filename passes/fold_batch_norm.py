@@ -9,7 +9,19 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Expr, GraphBuilder, constant, constant_value, op_name, rewrite, shape_of, with_main
+from ..ir import (
+    Constant,
+    Expr,
+    GraphBuilder,
+    constant,
+    constant_value,
+    dims_of,
+    op_name,
+    rewrite,
+    same_dims,
+    shape_of,
+    with_main,
+)
 from .base import Refusal
 from .eliminate import without_dead_code
 from .graph import Graph
@@ -109,17 +121,17 @@ class _Linear:
 
     def per_channel(self, values: np.ndarray) -> Constant:
         """The float32 constant that broadcasts ``values`` [outputs] over the activations' channel axis."""
-        trailing = len(shape_of(self.call)) - 1 - self.channel
+        trailing = len(dims_of(self.call)) - 1 - self.channel
         return constant(values.reshape(-1, *(1,) * trailing).astype(np.float32))
 
-    def vector(self, expr: Expr, channels: int, shape: tuple[int, ...]) -> np.ndarray | None:
+    def vector(self, expr: Expr, channels: int, rank: int) -> np.ndarray | None:
         """A constant that is per channel (or a scalar) as float64 [channels]; None for anything else."""
         if not isinstance(expr, Constant):
             return None
         value = constant_value(expr).astype(np.float64)
-        if value.ndim > len(shape):
+        if value.ndim > rank:
             return None
-        value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
+        value = value.reshape((1,) * (rank - value.ndim) + value.shape)
         if any(d != 1 for axis, d in enumerate(value.shape) if axis != self.channel):
             return None
         return np.broadcast_to(value.reshape(-1), (channels,))
@@ -132,9 +144,9 @@ def _linear(binding: relax.VarBinding | None) -> _Linear | None:
     call = binding.value
     if name == "relax.matmul":
         right = call.args[1]
-        if not isinstance(right, Constant) or len(shape_of(right)) != 2 or isinstance(call.args[0], Constant):
+        if not isinstance(right, Constant) or len(dims_of(right)) != 2 or isinstance(call.args[0], Constant):
             return None
-        return _Linear(call, output=1, input=0, channel=len(shape_of(call)) - 1, groups=1, pads=False)
+        return _Linear(call, output=1, input=0, channel=len(dims_of(call)) - 1, groups=1, pads=False)
     if not name.startswith("relax.nn.conv") or not isinstance(call.args[1], Constant):
         return None
     attrs = call.attrs
@@ -150,9 +162,9 @@ def _affine(linear: _Linear, call: Expr, source: Expr, channels: int) -> tuple[n
     if name not in ("relax.add", "relax.subtract", "relax.multiply", "relax.divide"):
         return None
     first = call.args[0].same_as(source)
-    if shape_of(call) != shape_of(source) or (name == "relax.divide" and not first):
+    if not same_dims(call, source) or (name == "relax.divide" and not first):
         return None
-    value = linear.vector(call.args[1 if first else 0], channels, shape_of(source))
+    value = linear.vector(call.args[1 if first else 0], channels, len(dims_of(source)))
     if value is None or (name == "relax.divide" and not np.all(value)):
         return None
     one, zero = np.ones(channels), np.zeros(channels)

@@ -10,7 +10,18 @@ import tvm
 from tvm import relax
 
 from ..errors import UnsupportedOperatorError
-from ..ir import Constant, Expr, GraphBuilder, constant, constant_value, op_bindings, op_name, rewrite, with_main
+from ..ir import (
+    Constant,
+    Expr,
+    GraphBuilder,
+    constant,
+    constant_value,
+    op_bindings,
+    op_name,
+    rewrite,
+    symbols_used,
+    with_main,
+)
 from ..operators.reference import evaluate_tensor, leaves_of
 from .base import Refusal
 from .eliminate import without_dead_code
@@ -52,7 +63,9 @@ class FoldConstants:
         refused: list[Refusal] = []
 
         def visit(builder: GraphBuilder, binding: relax.VarBinding, value: Expr) -> Expr:
-            if op_name(value) is None or not all(isinstance(leaf, Constant) for leaf in leaves_of(value)):
+            if op_name(value) is None or symbols_used(value):
+                return value
+            if not all(isinstance(leaf, Constant) for leaf in leaves_of(value)):
                 return value
             result, reason = self._value(binding, value)
             if result is None:

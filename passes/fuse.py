@@ -7,18 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from ..ir import (
     GraphBuilder,
     op_bindings,
     op_name,
     outputs_of,
-    shape_of,
+    same_dims,
     substitute,
+    symbols_used,
     uses_of,
     variables_of,
     with_main,
+    with_symbols,
 )
 from .base import Refusal
 from .kinds import INDEXING, classify
@@ -166,7 +168,7 @@ class _Partition:
             return "not elementwise"
         if binding.var in self.taken:
             return f"fused with a later producer than {anchor.var.name}"
-        if shape_of(binding.var) != shape_of(anchor.var):
+        if not same_dims(binding.var, anchor.var):
             return f"changes the shape of {anchor.var.name}"
         return ""
 
@@ -196,11 +198,12 @@ def _emit(mod: tvm.IRModule, groups: list[_GroupDraft]) -> tvm.IRModule:
             replaced[binding.var] = builder.emit(substitute(binding.value, replaced), binding.var.name)
             continue
         group = by_last[binding.var]
-        function, inputs = _group_function(group)
+        function, inputs, symbols = _group_function(group)
         symbol = tvm.ir.GlobalVar(_fresh_symbol(group.bindings[0].var.name, names))
         relax.expr._update_type(symbol, function.ty)
         functions[symbol] = function
-        call = relax.Call(symbol, [replaced.get(v, v) for v in inputs])
+        shape = [relax.ShapeExpr(symbols)] if symbols else []
+        call = relax.Call(symbol, [*(replaced.get(v, v) for v in inputs), *shape])
         replaced[binding.var] = builder.emit(call, group.bindings[0].var.name)
     outputs = [replaced.get(v, v) for v in outputs_of(main)]
     as_tuple = isinstance(main.ret_ty, relax.TupleType)
@@ -209,21 +212,25 @@ def _emit(mod: tvm.IRModule, groups: list[_GroupDraft]) -> tvm.IRModule:
     return tvm.IRModule({**dict(result.functions.items()), **functions}, attrs=mod.attrs)
 
 
-def _group_function(group: _GroupDraft) -> tuple[relax.Function, list[relax.Var]]:
-    """The group's function, and the variables of ``main`` that its parameters stand for."""
+def _group_function(group: _GroupDraft) -> tuple[relax.Function, list[relax.Var], list[tirx.Var]]:
+    """The group's function, and the variables and symbols of ``main`` that its parameters stand for."""
     inner = {b.var for b in group.bindings}
     inputs = list(dict.fromkeys(v for b in group.bindings for v in variables_of(b.value) if v not in inner))
-    params = [relax.Var(v.name, v.ty) for v in inputs]
+    symbols = list(dict.fromkeys(s for e in (*inputs, *(b.value for b in group.bindings)) for s in symbols_used(e)))
+    own = {s: tirx.Var(s.name, s.ty.dtype) for s in symbols}
+    params = [relax.Var(v.name, with_symbols(v.ty, own)) for v in inputs]
+    shape = [relax.Var("symbols", relax.ShapeType(list(own.values())))] if own else []
     replaced: dict[relax.Var, relax.Var] = dict(zip(inputs, params, strict=True))
-    builder = GraphBuilder(params)
+    builder = GraphBuilder([*params, *shape])
     for binding in group.bindings:
-        replaced[binding.var] = builder.emit(substitute(binding.value, replaced), binding.var.name)
+        value = with_symbols(substitute(binding.value, replaced), own)
+        replaced[binding.var] = builder.emit(value, binding.var.name)
     result = replaced[group.bindings[-1].var]
     attrs = {"Primitive": True, "group": group.kind}
     if not isinstance(result.ty, relax.TupleType):
-        return builder.finish([result], attrs=attrs), inputs
+        return builder.finish([result], attrs=attrs), inputs, symbols
     fields = [builder.emit(relax.TupleGetItem(result, i), result.name) for i in range(len(result.ty.fields))]
-    return builder.finish(fields, as_tuple=True, attrs=attrs), inputs
+    return builder.finish(fields, as_tuple=True, attrs=attrs), inputs, symbols
 
 
 def _fresh_symbol(name: str, taken: set[str]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tvm import relax
 
-from ..ir import Constant, Expr, GraphBuilder, constant, constant_value, outputs_of, shape_of, uses_of, variables_of
+from ..ir import Constant, Dim, Expr, GraphBuilder, constant, constant_value, dims_of, outputs_of, uses_of, variables_of
+from .extents import nominal_size
 
 Axes = tuple[int, ...]
 """A layout: axis ``i`` of the stored tensor is axis ``axes[i]`` of the value as the user's network has it."""
@@ -23,7 +24,7 @@ def channels_last(rank: int) -> Axes:
     return (0, *range(2, rank), 1)
 
 
-def moves_nothing(shape: Sequence[int], source: Axes, target: Axes) -> bool:
+def moves_nothing(shape: Sequence[Dim], source: Axes, target: Axes) -> bool:
     """Whether a value of the (unpermuted) ``shape`` has the same order of elements in both layouts."""
     return [a for a in source if shape[a] != 1] == [a for a in target if shape[a] != 1]
 
@@ -76,7 +77,7 @@ class Layouts:
             return expr
         if not isinstance(expr.ty, relax.TensorType):
             return self._stored[expr][()]
-        return self.get(expr, identity(len(shape_of(expr))))
+        return self.get(expr, identity(len(dims_of(expr))))
 
     def get(self, expr: Expr, axes: Axes) -> Expr:
         """The tensor that holds ``expr``, a variable or a constant of that rank, in the layout ``axes``."""
@@ -84,7 +85,7 @@ class Layouts:
             return expr if axes == identity(len(axes)) else constant(constant_value(expr).transpose(axes))
         stored = self._stored[expr]
         if axes not in stored:
-            shape = shape_of(expr)
+            shape = dims_of(expr)
             free = [layout for layout in stored if moves_nothing(shape, layout, axes)]
             source = free[0] if free else next(iter(stored))
             call = (relax.op.reshape(stored[source], [shape[a] for a in axes]) if free
@@ -98,7 +99,7 @@ class Layouts:
         """The layout in which most elements of ``operands`` (of one rank) are there; the newest where several are."""
         variables = [v for v in operands if isinstance(v, relax.Var)]
         candidates = dict.fromkeys(axes for v in variables for axes in reversed(self.layouts_of(v)))
-        missing = {axes: sum(int(np.prod(shape_of(v))) for v in variables
-                             if not any(moves_nothing(shape_of(v), layout, axes) for layout in self.layouts_of(v)))
+        missing = {axes: sum(nominal_size(v) for v in variables
+                             if not any(moves_nothing(dims_of(v), layout, axes) for layout in self.layouts_of(v)))
                    for axes in candidates}
         return min(candidates, key=lambda axes: (missing[axes], axes == identity(len(axes))))

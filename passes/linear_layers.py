@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Expr, constant, constant_value, op_name, shape_of
+from ..ir import (
+    Constant,
+    Expr,
+    as_dim,
+    constant,
+    constant_value,
+    dims_of,
+    equal_dims,
+    op_name,
+    product_of,
+    same_dims,
+)
 from .graph import Emit, Graph, Replacement, replace_matches
 
 
@@ -33,15 +43,15 @@ class LinearLayer:
         if product is not None and op_name(product.value) == "relax.add":
             addition, (inner, offset) = product, product.value.args
             product = graph.producer(inner)
-            if not isinstance(offset, Constant) or len(shape_of(offset)) > 1 or product is None:
+            if not isinstance(offset, Constant) or len(dims_of(offset)) > 1 or product is None:
                 return None
-            if graph.only_reader(product.var) is None or shape_of(product.var) != shape_of(addition.var):
+            if graph.only_reader(product.var) is None or not same_dims(product.var, addition.var):
                 return None
             bias = constant_value(offset)
         if product is None or op_name(product.value) != "relax.matmul":
             return None
         x, weight = product.value.args
-        if isinstance(x, Constant) or not isinstance(weight, Constant) or len(shape_of(weight)) != 2:
+        if isinstance(x, Constant) or not isinstance(weight, Constant) or len(dims_of(weight)) != 2:
             return None
         return cls(product, addition, x, constant_value(weight), bias)
 
@@ -94,17 +104,19 @@ def _find(graph: Graph, binding: relax.VarBinding) -> Replacement | None:
     layer = LinearLayer.find(graph, value)
     if layer is None or (reshape is not None and graph.only_reader(value) is None) or view in graph.outputs:
         return None
-    last = len(shape_of(value)) - 1
+    last = len(dims_of(value)) - 1
     readers = [_slice_bounds(reader) for reader in graph.uses[view]]
-    if shape_of(view)[:last] != shape_of(value)[:last] or any(r is None or r[0] != last for r in readers):
+    if not equal_dims(dims_of(view)[:last], dims_of(value)[:last]) or any(r is None or r[0] != last for r in readers):
         return None
-    width = math.prod(shape_of(view)[last + 1:])
+    width = product_of(dims_of(view)[last + 1:])
+    if not isinstance(width, int):
+        return None
     part = layer.columns(bounds[1] * width, bounds[2] * width)
-    shape = shape_of(binding.var)
+    shape = dims_of(binding.var)
 
     def build(emit: Emit, x: Expr) -> Expr:
         result = part.emit(emit, x)
-        return result if shape_of(result) == shape else relax.op.reshape(result, shape)
+        return result if equal_dims(dims_of(result), shape) else relax.op.reshape(result, shape)
 
     return Replacement((layer.x,), build)
 
@@ -114,10 +126,12 @@ def _slice_bounds(binding: relax.VarBinding) -> tuple[int, int, int] | None:
     call = binding.value
     if op_name(call) != "relax.strided_slice" or not all(isinstance(a, relax.Tuple) for a in call.args[1:]):
         return None
-    axes, begin, end, *strides = ([int(v.value) for v in a.fields] for a in call.args[1:])
-    shape = shape_of(call.args[0])
+    axes, begin, end, *strides = ([as_dim(v) for v in a.fields] for a in call.args[1:])
+    shape = dims_of(call.args[0])
     if len(axes) != 1 or any(s != [1] for s in strides):
         return None
     axis = axes[0] % len(shape)
+    if not all(isinstance(v, int) for v in (begin[0], end[0], shape[axis])):
+        return None
     first, last, _ = slice(begin[0], end[0]).indices(shape[axis])
     return axis, first, last

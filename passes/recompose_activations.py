@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Expr, dtype_of, shape_of
+from ..ir import Constant, Expr, dtype_of, same_dims
 from ..operators import custom
 from .graph import Graph, Replacement, is_close, replace_matches, same, scalar
 
@@ -86,7 +86,7 @@ class RecomposeHardActivations:
 
 
 def _unary(x: Expr, root: Expr, op: Callable[[Expr], Expr]) -> Replacement | None:
-    if isinstance(x, Constant) or shape_of(x) != shape_of(root) or dtype_of(root) != "float32":
+    if isinstance(x, Constant) or not same_dims(x, root) or dtype_of(root) != "float32":
         return None
     return Replacement((x,), lambda emit, value: op(value))
 

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Expr, constant, constant_value, dtype_of, op_name, shape_of
+from ..ir import Constant, Expr, constant, constant_value, dims_of, dtype_of, op_name, product_of, same_dims
 from .graph import Graph, Replacement, is_close, replace_matches, same, scalar
 
 
@@ -124,8 +124,8 @@ def _norm(graph: Graph, expr: Expr, kind: str) -> _Norm | None:
 
 
 def _named(call: relax.Call, kind: str) -> _Norm | None:
-    axes = sorted(int(a) % len(shape_of(call)) for a in call.attrs.axes)
-    trailing = axes == list(range(len(shape_of(call)) - len(axes), len(shape_of(call))))
+    axes = sorted(int(a) % len(dims_of(call)) for a in call.attrs.axes)
+    trailing = axes == list(range(len(dims_of(call)) - len(axes), len(dims_of(call))))
     if not trailing or not all(isinstance(a, Constant) for a in call.args[1:]):
         return None
     gamma = constant_value(call.args[1]).astype(np.float64)
@@ -143,7 +143,7 @@ def _affine(graph: Graph, expr: Expr, kind: str) -> _Norm | None:
             continue
         norm = _norm(graph, inner, kind)
         value = constant_value(factor).astype(np.float64)
-        if norm is None or shape_of(inner) != shape_of(expr):
+        if norm is None or not same_dims(inner, expr):
             continue
         shape = norm.gamma.shape
         extra = max(value.ndim - len(shape), 0)
@@ -189,7 +189,7 @@ def _reduction(graph: Graph, expr: Expr, op: str) -> tuple[Expr, tuple[int, ...]
     call = graph.call(expr, op)
     if call is None or not bool(call.attrs.keepdims):
         return None
-    rank = len(shape_of(call.args[0]))
+    rank = len(dims_of(call.args[0]))
     axes = range(rank) if call.attrs.axis is None else [int(a) % rank for a in call.attrs.axis]
     return call.args[0], tuple(sorted(axes))
 
@@ -202,8 +202,8 @@ def _mean(graph: Graph, expr: Expr) -> tuple[Expr, tuple[int, ...]] | None:
     found = _reduction(graph, total, "relax.sum")
     if found is None:
         return None
-    count = int(np.prod([shape_of(found[0])[a] for a in found[1]]))
-    return found if is_close(scale, 1.0 / count) else None
+    count = product_of(dims_of(found[0])[a] for a in found[1])
+    return found if isinstance(count, int) and is_close(scale, 1.0 / count) else None
 
 
 def _squared(graph: Graph, expr: Expr) -> Expr | None:
@@ -219,9 +219,10 @@ def _squared(graph: Graph, expr: Expr) -> Expr | None:
 
 def _trailing(x: Expr, axes: tuple[int, ...]) -> tuple[int, ...] | None:
     """The extents of ``axes`` where these are the last ones of ``x``."""
-    shape = shape_of(x)
+    shape = dims_of(x)
     first = len(shape) - len(axes)
-    return shape[first:] if axes == tuple(range(first, len(shape))) else None
+    extents = tuple(d for d in shape[first:] if isinstance(d, int))
+    return extents if axes == tuple(range(first, len(shape))) and len(extents) == len(axes) else None
 
 
 def _layer_core(graph: Graph, expr: Expr) -> _Norm | None:

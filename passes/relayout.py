@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, cast
 
 import numpy as np
 from tvm import relax
 
-from ..ir import Constant, Expr, constant, constant_value, op_name, shape_of, substitute
+from ..ir import Constant, Dim, Expr, as_dim, constant, constant_value, dims_of, op_name, substitute
+from .extents import Extent
 from .kinds import ELEMENTWISE, REDUCE
 from .layouts import Axes, Layouts, channels_last, identity, moves_nothing
 from .reshapes import RESHAPES, permutation_of
@@ -25,7 +27,7 @@ def rule_for(name: str | None) -> Rule | None:
 
 
 def _convolution(layouts: Layouts, binding: relax.VarBinding) -> bool:
-    call, rank = binding.value, len(shape_of(binding.var))
+    call, rank = binding.value, len(dims_of(binding.var))
     data, weight = call.args
     plain, last, kernel, last_kernel = _LAYOUTS[rank]
     attrs = call.attrs
@@ -54,7 +56,7 @@ def ints(values: Sequence[Any]) -> list[int]:
 
 
 def _pool(layouts: Layouts, binding: relax.VarBinding) -> bool:
-    call, attrs, rank = binding.value, binding.value.attrs, len(shape_of(binding.var))
+    call, attrs, rank = binding.value, binding.value.attrs, len(dims_of(binding.var))
     plain, last = _LAYOUTS[rank][:2]
     if str(attrs.layout) != plain:
         return False
@@ -87,9 +89,9 @@ def _resize(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 
 def _elementwise(layouts: Layouts, binding: relax.VarBinding) -> bool:
-    call, rank = binding.value, len(shape_of(binding.var))
+    call, rank = binding.value, len(dims_of(binding.var))
     tensors = [a for a in call.args if isinstance(a, (relax.Var, Constant))]
-    leading = [a for a in tensors if isinstance(a, relax.Var) and len(shape_of(a)) == rank]
+    leading = [a for a in tensors if isinstance(a, relax.Var) and len(dims_of(a)) == rank]
     if not leading:
         return False
     axes = layouts.common(leading)
@@ -101,7 +103,7 @@ def _elementwise(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 def _operand(layouts: Layouts, expr: Expr, axes: Axes) -> Expr:
     """``expr``, which broadcasts against a value of more dimensions, in the layout ``axes`` of that value."""
-    shape, rank = shape_of(expr), len(axes)
+    shape, rank = dims_of(expr), len(axes)
     if len(shape) == rank and not isinstance(expr, Constant):
         return layouts.get(expr, axes)
     kept = [a for a in axes if a >= rank - len(shape)]
@@ -119,7 +121,7 @@ def _operand(layouts: Layouts, expr: Expr, axes: Axes) -> Expr:
 
 def _reduce(layouts: Layouts, binding: relax.VarBinding) -> bool:
     call, attrs = binding.value, binding.value.attrs
-    rank = len(shape_of(call.args[0]))
+    rank = len(dims_of(call.args[0]))
     axes = layouts.common(call.args[:1])
     reduced = set(range(rank)) if attrs.axis is None else {int(a) % rank for a in attrs.axis}
     result = call_of(call)(layouts.get(call.args[0], axes), axis=sorted(axes.index(a) for a in reduced),
@@ -135,7 +137,7 @@ def without(axes: Axes, removed: set[int]) -> Axes:
 
 
 def _softmax(layouts: Layouts, binding: relax.VarBinding) -> bool:
-    call, rank = binding.value, len(shape_of(binding.var))
+    call, rank = binding.value, len(dims_of(binding.var))
     axis = int(call.attrs.axis) % rank
     available = [axes for axes in layouts.layouts_of(call.args[0]) if axes[-1] == axis]
     axes = available[0] if available else (*(a for a in range(rank) if a != axis), axis)
@@ -168,7 +170,7 @@ def _slice(layouts: Layouts, binding: relax.VarBinding) -> bool:
     if not all(isinstance(a, relax.Tuple) for a in call.args[1:]) or not isinstance(call.args[0], relax.Var):
         return False
     axes = layouts.common(call.args[:1])
-    sliced, *bounds = ([int(v.value) for v in a.fields] for a in call.args[1:])
+    sliced, *bounds = ([as_dim(v) for v in a.fields] for a in call.args[1:])
     places = [axes.index(a % len(axes)) for a in sliced]
     layouts.emit(binding, axes, relax.op.strided_slice(
         layouts.get(call.args[0], axes), places, *bounds, assume_inbound=bool(call.attrs.assume_inbound)))
@@ -183,30 +185,32 @@ def _permute(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 
 def _reshape(layouts: Layouts, binding: relax.VarBinding) -> bool:
-    source, shape = binding.value.args[0], shape_of(binding.var)
+    source, shape = binding.value.args[0], dims_of(binding.var)
     if isinstance(source, Constant):
         return False
     for axes in layouts.layouts_of(source):
-        result = reshaped_layout(shape_of(source), axes, shape)
+        result = reshaped_layout(dims_of(source), axes, shape)
         if result is not None:
             value = relax.op.reshape(layouts.get(source, axes), [shape[a] for a in result])
             layouts.emit(binding, result, value)
             return True
     axes = layouts.layouts_of(source)[0]
-    if axes[0] == 0 and shape[1:] == (int(np.prod(shape_of(source)[1:])),) and _only_rows(layouts, binding):
-        order = np.arange(shape[1]).reshape(shape_of(source)[1:]).transpose([a - 1 for a in axes[1:]]).reshape(-1)
+    row = [d for d in dims_of(source)[1:] if isinstance(d, int)]
+    is_row = len(row) == len(axes) - 1 and shape[1:] == (prod(row),)
+    if axes[0] == 0 and is_row and _only_rows(layouts, binding):
+        order = np.arange(shape[1]).reshape(row).transpose([a - 1 for a in axes[1:]]).reshape(-1)
         layouts.row_order[binding.var] = order
         layouts.emit(binding, identity(2), relax.op.reshape(layouts.get(source, axes), shape))
         return True
-    axes = with_runs_together(shape_of(source), axes, shape)
-    result = reshaped_layout(shape_of(source), axes, shape)
+    axes = with_runs_together(dims_of(source), axes, shape)
+    result = reshaped_layout(dims_of(source), axes, shape)
     if result is None:
         return False
     layouts.emit(binding, result, relax.op.reshape(layouts.get(source, axes), [shape[a] for a in result]))
     return True
 
 
-def with_runs_together(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]) -> Axes:
+def with_runs_together(source: tuple[Dim, ...], axes: Axes, result: tuple[Dim, ...]) -> Axes:
     """The layout next to ``axes`` that a reshape to ``result`` can take: each run in order, at its first axis."""
     first: dict[int, int] = {}
     for run, _ in _runs(source, result):
@@ -214,7 +218,7 @@ def with_runs_together(source: tuple[int, ...], axes: Axes, result: tuple[int, .
     return tuple(sorted(axes, key=lambda a: (first.get(a, axes.index(a)), a)))
 
 
-def reshaped_layout(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]) -> Axes | None:
+def reshaped_layout(source: tuple[Dim, ...], axes: Axes, result: tuple[Dim, ...]) -> Axes | None:
     """The layout of a reshape's result, so that stored in it, it is a reshape of the source stored in ``axes``.
 
     A reshape splits and merges runs of neighbouring axes. The layout may permute these runs, not the axes within one.
@@ -235,17 +239,17 @@ def reshaped_layout(source: tuple[int, ...], axes: Axes, result: tuple[int, ...]
     return tuple(sorted(range(len(result)), key=lambda axis: place[axis]))
 
 
-def _runs(source: tuple[int, ...], result: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+def _runs(source: tuple[Dim, ...], result: tuple[Dim, ...]) -> list[tuple[list[int], list[int]]]:
     """The shortest runs of axes of ``source`` and ``result`` that hold the same elements; axes of 1 are left out."""
     runs: list[tuple[list[int], list[int]]] = []
     rest = [a for a, d in enumerate(result) if d != 1]
     run: tuple[list[int], list[int]] = ([], [])
-    left = right = 1
+    left = right = Extent()
     for axis in (a for a, d in enumerate(source) if d != 1):
         run[0].append(axis)
-        left *= source[axis]
-        while rest and right < left:
-            right *= result[rest[0]]
+        left = left * Extent.of(source[axis])
+        while rest and right != left and right.divides(left):
+            right = right * Extent.of(result[rest[0]])
             run[1].append(rest.pop(0))
         if left == right:
             runs.append(run)
@@ -258,13 +262,13 @@ def _only_rows(layouts: Layouts, binding: relax.VarBinding) -> bool:
     readers = layouts.uses.get(binding.var, [])
     return bool(readers) and binding.var not in layouts.outputs and all(
         op_name(r.value) == "relax.matmul" and binding.var.same_as(r.value.args[0])
-        and isinstance(r.value.args[1], Constant) and len(shape_of(r.value.args[1])) == 2 for r in readers)
+        and isinstance(r.value.args[1], Constant) and len(dims_of(r.value.args[1])) == 2 for r in readers)
 
 
 def _matmul(layouts: Layouts, binding: relax.VarBinding) -> bool:
     """A product with a constant matrix: takes any layout whose last axis is the last."""
     left, right = binding.value.args
-    if not isinstance(left, relax.Var) or not isinstance(right, Constant) or len(shape_of(right)) != 2:
+    if not isinstance(left, relax.Var) or not isinstance(right, Constant) or len(dims_of(right)) != 2:
         return False
     order = layouts.row_order.get(left)
     weight = right if order is None else constant(constant_value(right)[order])
@@ -275,7 +279,7 @@ def _matmul(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 def _normalization(layouts: Layouts, binding: relax.VarBinding) -> bool:
     """A normalization of the trailing axes: takes any layout in which these are the trailing ones."""
-    call, rank = binding.value, len(shape_of(binding.var))
+    call, rank = binding.value, len(dims_of(binding.var))
     trailing = len(call.attrs.axes)
     normalized = sorted(int(a) % rank for a in call.attrs.axes)
     if normalized != list(range(rank - trailing, rank)) or not isinstance(call.args[0], relax.Var):
@@ -289,7 +293,7 @@ def _normalization(layouts: Layouts, binding: relax.VarBinding) -> bool:
 
 def _layout_with_last(layouts: Layouts, var: relax.Var, trailing: int) -> Axes:
     """A layout in which ``var`` is there and that keeps its ``trailing`` last axes; its own where there is none."""
-    plain = identity(len(shape_of(var)))
+    plain = identity(len(dims_of(var)))
     cut = len(plain) - trailing
     return next((axes for axes in layouts.layouts_of(var) if axes[cut:] == plain[cut:]), plain)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from tvm import relax
 
-from ..ir import op_name, shape_of
+from ..ir import Dim, dims_of, equal_dims, is_equal_dim, op_name
+from .extents import Extent
 from .graph import Graph, Replacement
 from .linear_layers import LinearLayer
 
@@ -16,7 +15,7 @@ RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dim
 
 def permutation_of(call: relax.Call) -> tuple[int, ...]:
     """The axes of a ``permute_dims``, non-negative; reversed where none are given."""
-    rank = len(shape_of(call))
+    rank = len(dims_of(call))
     axes = call.attrs.axes
     return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
 
@@ -28,10 +27,10 @@ def reshape_rule(graph: Graph, call: relax.Call) -> Replacement | None:
 
 def _merged(graph: Graph, call: relax.Call) -> Replacement | None:
     source = call.args[0]
-    shape = shape_of(call)
+    shape = dims_of(call)
     while (inner := graph.call(source, *RESHAPES)) is not None:
         source = inner.args[0]
-    if shape_of(source) == shape:
+    if equal_dims(dims_of(source), shape):
         return Replacement((source,), lambda emit, x: x)
     if source.same_as(call.args[0]) and op_name(call) == "relax.reshape":
         return None
@@ -43,8 +42,8 @@ def _around_product(graph: Graph, call: relax.Call) -> Replacement | None:
     layer = LinearLayer.find(graph, call.args[0])
     if layer is None or graph.only_reader(call.args[0]) is None or graph.call(layer.x, *RESHAPES) is None:
         return None
-    shape = shape_of(call)
-    if len(shape) < 2 or shape[-1] != layer.weight.shape[1]:
+    shape = dims_of(call)
+    if len(shape) < 2 or not is_equal_dim(shape[-1], layer.weight.shape[1]):
         return None
     rows = (*shape[:-1], layer.weight.shape[0])
     return Replacement((layer.x,), lambda emit, x: layer.emit(emit, emit(relax.op.reshape(x, rows))))
@@ -56,11 +55,11 @@ def _before_permutation(graph: Graph, call: relax.Call) -> Replacement | None:
     if permute is None or graph.call(permute.args[0], *RESHAPES) is None or graph.only_reader(call.args[0]) is None:
         return None
     axes = permutation_of(permute)
-    pieces = _pieces(shape_of(permute), shape_of(call))
+    pieces = _pieces(dims_of(permute), dims_of(call))
     if pieces is None:
         return None
     by_source = dict(zip(axes, pieces, strict=True))
-    result = shape_of(call)
+    result = dims_of(call)
     split = [d for axis in range(len(axes)) for d in (result[i] for i in by_source[axis])]
     start = {axis: sum(len(by_source[a]) for a in range(axis)) for axis in by_source}
     order = [start[axis] + i for axis in axes for i in range(len(by_source[axis]))]
@@ -68,20 +67,22 @@ def _before_permutation(graph: Graph, call: relax.Call) -> Replacement | None:
         emit(relax.op.reshape(x, split)), order))
 
 
-def _pieces(source: tuple[int, ...], result: tuple[int, ...]) -> list[list[int]] | None:
+def _pieces(source: tuple[Dim, ...], result: tuple[Dim, ...]) -> list[list[int]] | None:
     """For each axis of ``source`` the axes of ``result`` that it is split into; None where a reshape merges axes."""
     pieces: list[list[int]] = []
     axis = 0
-    for extent in source:
+    for extent in map(Extent.of, source):
         piece: list[int] = []
-        while axis < len(result) and math.prod(result[i] for i in piece) * result[axis] <= extent:
-            if piece and math.prod(result[i] for i in piece) == extent:
+        size = Extent()
+        while axis < len(result) and (larger := size * Extent.of(result[axis])).divides(extent):
+            if piece and size == extent:
                 break
             piece.append(axis)
+            size = larger
             axis += 1
-        if math.prod(result[i] for i in piece) != extent:
+        if size != extent:
             return None
         pieces.append(piece)
     if pieces:
         pieces[-1] += range(axis, len(result))
-    return pieces if math.prod(result[axis:]) == 1 else None
+    return pieces if Extent.product(result[axis:]) == Extent() else None

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from ..errors import VerificationError
-from ..ir import Constant, Expr, bindings_of, op_bindings, op_name, outputs_of
+from ..ir import Constant, Expr, as_dim, bindings_of, op_bindings, op_name, outputs_of, symbols_in
 
 # Operators that only training has, or that the importers write out.
 _NOT_INFERENCE = frozenset({"relax.nn.batch_norm", "relax.nn.dropout", "relax.call_tir", "relax.call_dps_packed",
@@ -23,8 +23,8 @@ class VerifyNormalForm:
 
     Requires: one Relax function ``main``, whose body is one dataflow block; every binding is an operator's call on
     variables, constants, shapes and numbers (no nested calls), or an item of a tuple; binding and parameter names are
-    unique; all shapes are static; floating point tensors are float32; no operator is one of training; the result is
-    a tensor variable or a tuple of them.
+    unique; every dim is a number or an expression over symbols, which are dims of inputs; floating point tensors are
+    float32; no operator is one of training; the result is a tensor variable or a tuple of them.
     Ensures: the same.
     """
 
@@ -53,30 +53,32 @@ def _function_problems(func: relax.Function) -> Iterator[VerificationError]:
     names = [p.name for p in func.params] + [b.var.name for b in op_bindings(func)]
     for name in sorted({n for n in names if names.count(n) > 1} | {n for n in names if not n}):
         yield VerificationError("the name is not unique" if name else "a name is empty", layer=name or None)
+    symbols = {d.name for p in func.params if isinstance(p.ty, relax.TensorType) and p.ty.shape is not None
+               for d in p.ty.shape if isinstance(d, tvm.tirx.Var)}
     for param in func.params:
-        yield from _type_problems(param.name, param.ty)
+        yield from _type_problems(param.name, param.ty, symbols)
     outputs = outputs_of(func)
     for binding in op_bindings(func):
-        yield from _binding_problems(binding, is_output=any(binding.var.same_as(o) for o in outputs))
+        yield from _binding_problems(binding, symbols, is_output=any(binding.var.same_as(o) for o in outputs))
     known = {*func.params, *(b.var for b in bindings_of(func))}
     for output in outputs:
         if output not in known or not isinstance(output.ty, relax.TensorType):
             yield VerificationError("an output is not a tensor variable of the function", found=str(output))
 
 
-def _binding_problems(binding: relax.VarBinding, *, is_output: bool) -> Iterator[VerificationError]:
+def _binding_problems(binding: relax.VarBinding, symbols: set[str], *, is_output: bool) -> Iterator[VerificationError]:
     name, value = binding.var.name, binding.value
-    yield from _type_problems(name, binding.var.ty)
+    yield from _type_problems(name, binding.var.ty, symbols)
     if isinstance(value, relax.TupleGetItem):
         if not isinstance(value.tuple_value, relax.Var):
             yield VerificationError("an item is taken of something else than a variable", layer=name)
     elif isinstance(value, relax.Call):
-        yield from _call_problems(name, value)
+        yield from _call_problems(name, value, symbols)
     elif not (isinstance(value, Constant) and is_output):
         yield VerificationError("a binding has to be an operator's call", layer=name, found=type(value).__name__)
 
 
-def _call_problems(name: str, call: relax.Call) -> Iterator[VerificationError]:
+def _call_problems(name: str, call: relax.Call, symbols: set[str]) -> Iterator[VerificationError]:
     operator = op_name(call)
     if operator is None or not operator.startswith(("relax.", "narrowcast.")) or operator in _NOT_INFERENCE:
         yield VerificationError("the call is not of an operator of the normal form", layer=name,
@@ -84,22 +86,27 @@ def _call_problems(name: str, call: relax.Call) -> Iterator[VerificationError]:
     for arg in call.args:
         fields = arg.fields if isinstance(arg, relax.Tuple) else [arg]
         for field in fields:
-            if not isinstance(field, _PLAIN_ARGUMENTS):
+            if not isinstance(field, _PLAIN_ARGUMENTS) and not isinstance(field.ty, tvm.ir.PrimType):
                 yield VerificationError("an argument has to be a variable, a constant, a shape or a number", layer=name,
                                         found=type(field).__name__)
             elif isinstance(field, Constant):
-                yield from _type_problems(name, field.ty)
+                yield from _type_problems(name, field.ty, symbols)
 
 
-def _type_problems(name: str, ty: Expr) -> Iterator[VerificationError]:
+def _type_problems(name: str, ty: Expr, symbols: set[str]) -> Iterator[VerificationError]:
     if isinstance(ty, relax.TupleType):
         for field in ty.fields:
-            yield from _type_problems(name, field)
+            yield from _type_problems(name, field, symbols)
         return
     if not isinstance(ty, relax.TensorType):
         yield VerificationError("a value has to be a tensor or a tuple of tensors", layer=name, found=str(ty))
         return
-    if ty.shape is None or not all(isinstance(d, tvm.tirx.IntImm) for d in ty.shape):
-        yield VerificationError("a static shape was required", layer=name, found=str(ty))
+    if ty.shape is None:
+        yield VerificationError("a known rank was required", layer=name, found=str(ty))
+    else:
+        undefined = sorted({s.name for d in ty.shape for s in symbols_in(as_dim(d))} - symbols)
+        if undefined:
+            yield VerificationError("a symbolic dim is not the dim of an input", layer=name, found=", ".join(undefined),
+                                    expected=", ".join(sorted(symbols)) or "no symbols")
     if "float" in str(ty.dtype) and str(ty.dtype) != "float32":
         yield VerificationError("floating point tensors have to be float32", layer=name, found=str(ty.dtype))

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from ..errors import CompileError, VerificationError
-from ..ir import GROUP_KINDS, Group, dtype_of, groups_of, op_bindings, outputs_of, shape_of
+from ..ir import GROUP_KINDS, Group, dtype_of, groups_of, op_bindings, outputs_of, same_dims
 from .kinds import classify
 
 
@@ -50,8 +50,8 @@ def _main_problem(mod: tvm.IRModule, binding: relax.VarBinding) -> str:
         return "the function it calls is no fusion group"
     if str(attrs["group"]) not in GROUP_KINDS:
         return f"the kind {attrs['group']} does not exist"
-    if not all(isinstance(arg, relax.Var) for arg in value.args):
-        return "a group is called on something else than variables"
+    if not all(isinstance(arg, (relax.Var, relax.ShapeExpr)) for arg in value.args):
+        return "a group is called on something else than variables and a shape"
     return ""
 
 
@@ -85,6 +85,6 @@ def _rest_problem(group: Group, anchor: relax.VarBinding) -> str:
             continue
         if classify(binding.value)[0] != expected:
             return f"{binding.var.name} is not {expected}"
-        if expected == "elementwise" and shape_of(binding.var) != shape_of(anchor.var):
+        if expected == "elementwise" and not same_dims(binding.var, anchor.var):
             return f"{binding.var.name} changes the anchor's shape"
     return ""

@@ -6,7 +6,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..target import Capabilities
-from .epilogue import Epilogue
+from .epilogue import Epilogue, is_one
 from .kernel import Kernel, KernelRequest, declare_parameters
 from .loops import for_each_vector
 
@@ -18,9 +18,9 @@ def build_elementwise(request: KernelRequest, capabilities: Capabilities, thread
     vector code.
     """
     epilogue = Epilogue(request, capabilities)
-    lanes = epilogue.vector_lanes if epilogue.columns > 1 else 1
+    lanes = 1 if is_one(epilogue.columns) else epilogue.vector_lanes
     with IRBuilder() as builder, T.prim_func():
         epilogue.bind(declare_parameters(request, epilogue.constants))
         for_each_vector(epilogue.rows, epilogue.columns, lanes, threads,
-                        lambda position, valid: epilogue.emit(None, position, valid))
-    return Kernel(builder.get(), tuple(epilogue.constants), 0)
+                        lambda position, valid: epilogue.emit(None, position, valid), request.typical)
+    return Kernel(builder.get(), tuple(epilogue.constants), 0, tuple(request.group.symbols))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError
-from ...ir import Group, shape_of
+from ...ir import Dim, Group, as_dim, dims_of, evaluate_dim
 from ...precision import Precision, Storage
 
 # Element types of storages as TIR buffers and NumPy arrays carry them: TVM's LLVM code generation has no bfloat.
@@ -30,10 +30,11 @@ class KernelRequest:
 
     group : the group; its function's constants (weights, biases) are inside its body.
     precision : what its multiply-adds read.
-    inputs : the storage of every parameter of the group's function, in order.
+    inputs : the storage of every tensor that the group's function takes, in order.
     outputs : every materialisation of the tensor that the group computes; at least one, no two equal.
     per_channel : whether INT8 weights have one scale per output channel.
     correction : what INT8 adds to each output channel before the epilogue; empty: nothing.
+    typical : an extent for every symbol, by name: what is fast at these is chosen; every extent is computed rightly.
     """
 
     group: Group
@@ -42,13 +43,18 @@ class KernelRequest:
     outputs: tuple[Storage, ...]
     per_channel: bool = True
     correction: tuple[float, ...] = ()
+    typical: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.group.function.params):
+        if len(self.inputs) != len(self.group.parameters):
             raise PlanError("a kernel needs one storage per input", layer=self.group.name, found=len(self.inputs),
-                            expected=len(self.group.function.params))
+                            expected=len(self.group.parameters))
         if not self.outputs:
             raise PlanError("a kernel needs at least one output", layer=self.group.name)
+
+    def typically(self, extent: Dim) -> int:
+        """An extent, or a number of elements, at the typical extents of the symbols."""
+        return evaluate_dim(extent, dict(self.typical))
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,17 @@ class Kernel:
     """The code of one fusion group.
 
     func : its parameters are one buffer per parameter of the group's function (its storage's ``buffer_dtype``, the
-        logical shape), one per entry of ``constants``, then one per requested output (the logical shape). A group
-        that computes a tuple has one output buffer per element.
+        logical shape), one per entry of ``constants``, one int64 per symbol, then one buffer per requested output (the
+        logical shape). A group that computes a tuple has one output buffer per element.
     constants : the packed weights and other arrays, in the order of the parameters.
-    macs : multiply-adds of one call.
+    macs : multiply-adds of one call, at the typical extents of symbols.
+    symbols : what the function takes between constants and outputs.
     """
 
     func: tvm.tirx.PrimFunc
     constants: tuple[np.ndarray, ...]
     macs: int
+    symbols: tuple[tirx.Var, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,26 +89,27 @@ def declare_parameters(request: KernelRequest, constants: Sequence[np.ndarray]) 
 
     The function is named after the layer. Inputs are called ``x0``…, constants ``c0``…, outputs ``y0``….
     """
-    function = request.group.function
     T.func_name(identifier(request.group.name))
     T.func_attr({"tirx.noalias": True, "layer": request.group.name})
-    inputs = tuple(_declare(f"x{i}", shape_of(param), buffer_dtype(storage))
-                   for i, (param, storage) in enumerate(zip(function.params, request.inputs, strict=True)))
+    inputs = tuple(_declare(f"x{i}", dims_of(param), buffer_dtype(storage))
+                   for i, (param, storage) in enumerate(zip(request.group.parameters, request.inputs, strict=True)))
     arrays = tuple(_declare(f"c{i}", array.shape, str(array.dtype)) for i, array in enumerate(constants))
+    for symbol in request.group.symbols:
+        T.arg(symbol.name, symbol)
     outputs = tuple(_declare(f"y{i}", shape, dtype) for i, (shape, dtype) in enumerate(output_buffers(request)))
     return Parameters(inputs, arrays, outputs)
 
 
-def output_buffers(request: KernelRequest) -> list[tuple[tuple[int, ...], str]]:
+def output_buffers(request: KernelRequest) -> list[tuple[tuple[Dim, ...], str]]:
     """Shape and element type of every output buffer: one per requested storage, or per element of a tuple."""
     result = request.group.function.ret_ty
     if isinstance(result, relax.TupleType):
-        return [(tuple(int(d) for d in field.shape), str(field.dtype)) for field in result.fields]
-    shape = tuple(int(d) for d in result.shape)
+        return [(tuple(as_dim(d) for d in field.shape), str(field.dtype)) for field in result.fields]
+    shape = tuple(as_dim(d) for d in result.shape)
     return [(shape, buffer_dtype(storage)) for storage in request.outputs]
 
 
-def _declare(name: str, shape: Sequence[int], dtype: str) -> tvm.ir.Expr:
+def _declare(name: str, shape: Sequence[Dim], dtype: str) -> tvm.ir.Expr:
     return T.arg(name, T.buffer(tuple(shape), dtype))
 
 

@@ -11,6 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import VerificationError
+from ...ir import Dim
 from .epilogue import Epilogue
 from .isa import Arithmetic
 from .kernel import Kernel, KernelRequest, Parameters, declare_parameters
@@ -18,14 +19,14 @@ from .kernel import Kernel, KernelRequest, Parameters, declare_parameters
 
 def input_index(request: KernelRequest, expr: tvm.ir.Expr) -> int:
     """Which parameter of the group's function an anchor's argument is; VerificationError where it is none."""
-    for index, param in enumerate(request.group.function.params):
+    for index, param in enumerate(request.group.parameters):
         if param.same_as(expr):
             return index
     raise VerificationError("the anchor must read parameters of its group", layer=request.group.name, found=str(expr))
 
 
 def build_kernel(request: KernelRequest, arithmetic: Arithmetic, epilogue: Epilogue, constants: Sequence[np.ndarray],
-                 macs: int, emit: Callable[[Parameters], None]) -> Kernel:
+                 macs: Dim, emit: Callable[[Parameters], None]) -> Kernel:
     """Build a kernel's function around ``emit``, which emits its loops.
 
     constants : the anchor's own; the epilogue's follow them.
@@ -36,7 +37,7 @@ def build_kernel(request: KernelRequest, arithmetic: Arithmetic, epilogue: Epilo
         epilogue.bind(parameters)
         with arithmetic.helpers():
             emit(parameters)
-    return Kernel(builder.get(), arrays, macs)
+    return Kernel(builder.get(), arrays, request.typically(macs), tuple(request.group.symbols))
 
 
 def size_of(shape: Sequence[int]) -> int:

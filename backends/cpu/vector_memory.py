@@ -12,6 +12,7 @@ from typing import TypeAlias
 import tvm
 from tvm.script.ir_builder import tirx as T
 
+from ...ir import product_of
 from ...precision import Storage
 from .vector_math import Vector, bound, lanes_of, splat, vector_type
 
@@ -30,11 +31,8 @@ define internal <16 x i16> @narrowcast_round_to_bf16(<16 x float> %x) alwaysinli
 
 
 def flat_view(buffer: tvm.ir.Expr) -> tvm.ir.Expr:
-    """A one-dimensional alias of a buffer with static shape."""
-    size = 1
-    for dim in buffer.shape:
-        size *= int(dim)
-    return T.decl_buffer((size,), str(buffer.dtype), data=buffer.data)
+    """A one-dimensional alias of a buffer."""
+    return T.decl_buffer((product_of(buffer.shape),), str(buffer.dtype), data=buffer.data)
 
 
 def import_conversions(features: frozenset[str]) -> None:

@@ -40,7 +40,7 @@ def measured(monkeypatch):
     """The layers that are really measured."""
     layers = []
     buffers = costs.random_buffers
-    monkeypatch.setattr(costs, "random_buffers", lambda k: layers.append(costs._layer(k)) or buffers(k))
+    monkeypatch.setattr(costs, "random_buffers", lambda k, e: layers.append(costs._layer(k)) or buffers(k, e))
     return layers
 
 

@@ -69,8 +69,8 @@ BAD: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
                       "have to be float32"),
     "float16 inside": (lambda: module([x], lambda b: [b.emit(relax.op.astype(x, "float16"), "half")]),
                        "half: floating point tensors have to be float32"),
-    "symbolic dimension": (lambda: module([v := var("x", (tvm.tirx.Var("n", "int64"), 3))],
-                                          lambda b: [b.emit(relax.op.exp(v), "e")]), "x: a static shape"),
+    "symbol of no input": (lambda: module([v := var("x", (tvm.tirx.Var("n", "int64") * 2, 3))],
+                                          lambda b: [b.emit(relax.op.exp(v), "e")]), "x: a symbolic dim is not"),
     "alias": (lambda: module([x], lambda b: [b.emit(relax.op.exp(b.emit(x, "alias")), "e")]), "operator's call"),
     "constant inside": (lambda: module([x], lambda b: [b.emit(relax.op.add(
         x, b.emit(constant(np.ones(3, np.float32)), "c")), "sum")]), "c: a binding has to be"),
