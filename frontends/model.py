@@ -13,11 +13,10 @@ from ..ir import Dim, TensorSpec, analyzer_of, as_dim, dim_text, evaluate_dim, i
 
 @dataclass(frozen=True)
 class DimRange:
-    """The extents that a symbol may have: from ``minimum`` to ``maximum`` (None: no end), multiples of a number."""
+    """The extents that a symbol may have: from ``minimum`` to ``maximum`` (None: no end)."""
 
     minimum: int = 1
     maximum: int | None = None
-    multiple_of: int = 1
 
 
 @dataclass(frozen=True)

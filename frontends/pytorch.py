@@ -18,9 +18,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..errors import ImportModelError
-from .aten.graph import decompose_unknown, functionalize
+from .aten.graph import decompose_unknown, functionalize, user_inputs
 from .aten.regions import inline_regions
+from .aten.symbols import Symbols
 from .aten.translate import Translator
+from .dynamic_shapes import read_dynamic_shapes
+from .export_errors import export_error
 from .model import ImportedModel
 
 
@@ -29,14 +32,17 @@ def accepts(model: object) -> bool:
     return isinstance(model, (torch.nn.Module, ExportedProgram))
 
 
-def import_pytorch(model: torch.nn.Module | ExportedProgram, example_inputs: Any = None) -> ImportedModel:
+def import_pytorch(model: torch.nn.Module | ExportedProgram, example_inputs: Any = None, dynamic_shapes: Any = None,
+                   dims: Mapping[str, int] | None = None) -> ImportedModel:
     """Import a module, or an exported program, into the normal form.
 
     Parameters
     ----------
     model : a module, which is exported in ``eval()`` form and left in the mode it was in, or an exported program.
     example_inputs : a tensor or array, a tuple of arguments, or a dict of keyword arguments. A module needs them; for
-        an exported program they bind dynamic dimensions, and default to those that it was exported with.
+        an exported program they default to those that it was exported with, and give hints only.
+    dynamic_shapes : for a module, as ``torch.export.export`` takes it; a string stands for a ``Dim`` of that name.
+    dims : extents that fix dynamic dimensions, by name.
 
     Raises
     ------
@@ -44,30 +50,43 @@ def import_pytorch(model: torch.nn.Module | ExportedProgram, example_inputs: Any
     UnsupportedOperatorError : operators without a translation, all of them, with layer and number.
     """
     if isinstance(model, ExportedProgram):
-        exported, flat = model, _example_leaves(model, example_inputs)
+        if dynamic_shapes is not None:
+            raise ImportModelError("dynamic_shapes= is for modules", found="an exported program",
+                                   hint="pass it to torch.export.export; dims= fixes dimensions of the program")
+        exported, names = model, {}
     else:
-        exported, flat = _export(model, example_inputs), None
+        exported, names = _export(model, example_inputs, dynamic_shapes)
+    symbols = Symbols(exported, dims or {}, names)
+    examples = _example_leaves(exported, example_inputs)
     with _quiet():
         exported = decompose_unknown(functionalize(inline_regions(exported)))
-        return Translator(exported, flat).run()
+        return Translator(exported, symbols, examples).run()
 
 
-def _export(module: torch.nn.Module, example_inputs: Any) -> ExportedProgram:
+def _export(module: torch.nn.Module, example_inputs: Any,
+            dynamic_shapes: Any) -> tuple[ExportedProgram, dict[str, str]]:
+    """The exported module, and the names that the user gave dynamic dimensions, by input and axis (``x_0``)."""
     if example_inputs is None:
         raise ImportModelError("a PyTorch module is imported with example inputs, and none were given",
                                hint="pass example_inputs=: a tensor, a tuple of arguments or a dict of keyword ones")
     _require_weights(module)
     args, kwargs = _call_arguments(example_inputs)
     parameter = next(module.parameters(), None)
-    if parameter is not None:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(parameter.device), (args, kwargs))
+    device = torch.device("cpu") if parameter is None else parameter.device
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(device), (args, kwargs))
     try:
+        shapes = read_dynamic_shapes(module, args, kwargs, dynamic_shapes)
         with _quiet(), _inference_form(module):
-            return torch.export.export(module, args, kwargs, strict=False)
+            # What PyTorch assumes about extents on the way is kept as checks in the program, not refused.
+            exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes.for_export, strict=False,
+                                           prefer_deferred_runtime_asserts_over_guards=dynamic_shapes is not None)
+    except ImportModelError:
+        raise
     except Exception as error:  # the user's own forward() runs in there and can raise anything
-        raise ImportModelError("torch.export cannot export the module with these example inputs",
-                               layer=type(module).__name__, found=_one_line(error),
-                               hint="check the example inputs and the module's forward()") from error
+        raise export_error(error, type(module).__name__) from error
+    leaves = zip(user_inputs(exported), pytree.tree_leaves((args, kwargs)), strict=True)
+    return exported, {f"{node.name}_{axis}": name for node, leaf in leaves
+                      for (tensor, axis), name in shapes.names.items() if tensor == id(leaf)}
 
 
 def _require_weights(module: torch.nn.Module) -> None:
@@ -137,9 +156,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _one_line(error: Exception) -> str:
-    """The first line that says something, without PyTorch's wrapping."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -7,12 +7,12 @@ gets the context and the call's arguments in the order of the operator's schema,
 
 from __future__ import annotations
 
-from . import activations, elementwise, indexing, movement, network, pooling, recurrent, reduction
+from . import activations, elementwise, indexing, movement, network, padding, pooling, recurrent, reduction, slicing
 from .context import Context, Handler, Value
 
 __all__ = ["TABLE", "Context", "Handler", "Value"]
 
 TABLE: dict[str, Handler] = {
     **elementwise.TABLE, **activations.TABLE, **network.TABLE, **pooling.TABLE, **movement.TABLE, **reduction.TABLE,
-    **indexing.TABLE, **recurrent.TABLE,
+    **slicing.TABLE, **padding.TABLE, **indexing.TABLE, **recurrent.TABLE,
 }

@@ -1,8 +1,8 @@
 """What the translation of one ATen operator gets to see, and the few things every translation needs.
 
-A *value* during translation is a Relax variable, a torch tensor (a constant known at import), a Python scalar, or
-a list or tuple of these. Translations see only calls in which at least one value is a variable: everything else is
-computed by PyTorch itself at import.
+A *value* during translation is a Relax variable, a torch tensor (a constant known at import), a Python scalar, a
+symbolic extent, or a list or tuple of these. Translations see only calls in which at least one value is a variable or a
+symbolic extent: everything else is computed by PyTorch itself at import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import tvm
 from tvm import relax
 
 from ...errors import UnsupportedOperatorError
-from ...ir import Expr, GraphBuilder, constant, dtype_of, shape_of
+from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dims_of, dtype_of, is_number
+from ..extents import extent
 
 Scalar = bool | int | float
 Value = Any
@@ -27,10 +28,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Unavailable:
-    """Stands for a result of an operator that has no translation, and that most models never use."""
+    """Stands for a result that has no translation, and that most models never use."""
 
 
 UNAVAILABLE = Unavailable()
+# Stands for a condition on symbolic extents that holds for some of them only.
+UNDECIDED = Unavailable()
 
 
 def relax_dtype(dtype: torch.dtype) -> str:
@@ -54,18 +57,28 @@ class Context:
 
     builder : where bindings go.
     name : the layer's name, which the call's main binding gets.
-    result : what PyTorch says the call returns (fake tensors; only element types are read, shapes may be symbolic).
+    result : what PyTorch says the call returns (fake tensors).
+    dims_of_result : the shape of one of those fake tensors in the normal form's extents.
     """
 
     builder: GraphBuilder
     name: str
     result: Any
+    dims_of_result: Callable[[torch.Tensor], tuple[Dim, ...]] = tuple
 
     @property
     def dtype(self) -> str:
         """The element type of the (first) result."""
-        first = self.result[0] if isinstance(self.result, (tuple, list)) else self.result
-        return relax_dtype(first.dtype)
+        return relax_dtype(self._first.dtype)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The shape of the (first) result."""
+        return self.dims_of_result(self._first)
+
+    @property
+    def _first(self) -> torch.Tensor:
+        return self.result[0] if isinstance(self.result, (tuple, list)) else self.result
 
     def emit(self, value: Expr, part: str = "") -> relax.Var:
         """Bind ``value`` under the layer's name, or under ``name.part`` for what only prepares the main operation."""
@@ -78,6 +91,8 @@ class Context:
             return constant(array if dtype is None else array.astype(dtype))
         if isinstance(value, (bool, int, float)):
             return constant(np.asarray(value, dtype=dtype or _scalar_dtype(value)))
+        if is_extent(value):
+            return extent(self.builder, self.name, value, dtype or "int64")
         if dtype is None or dtype_of(value) == dtype:
             return value
         return self.emit(relax.op.astype(value, dtype), "cast")
@@ -110,9 +125,33 @@ def _scalar_dtype(value: Scalar) -> str:
     return "int64" if isinstance(value, int) else "float32"
 
 
-def shape(value: Value) -> tuple[int, ...]:
-    """The static shape of a variable or a constant."""
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else shape_of(value)
+def shape(value: Value) -> tuple[Dim, ...]:
+    """The shape of a variable or a constant: numbers, and expressions where a dim is symbolic."""
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else dims_of(value)
+
+
+def static_shape(c: Context, value: Value, what: str) -> tuple[int, ...]:
+    """The shape of a variable or a constant where it has to be known at import."""
+    dims = shape(value)
+    require_static(c, dims, what)
+    return dims  # type: ignore[return-value]
+
+
+def require_static(c: Context, dims: Sequence[Dim], what: str) -> None:
+    """Refuse extents that are symbolic where ``what`` needs numbers."""
+    if not all(isinstance(d, int) for d in dims):
+        raise c.refuse(f"{what} needs fixed extents, and some are dynamic", found=", ".join(map(str, dims)),
+                       hint="fix them with dims=")
+
+
+def is_exactly(size: Dim, number: int) -> bool:
+    """Whether an extent is this number."""
+    return isinstance(size, int) and size == number
+
+
+def is_extent(value: Value) -> bool:
+    """Whether ``value`` is a symbolic extent."""
+    return isinstance(value, tvm.ir.Expr) and is_number(value)
 
 
 def rank(value: Value) -> int:
@@ -132,14 +171,14 @@ def axes_of(value: Value, dims: int | Sequence[int] | None) -> list[int]:
     return sorted({axis_of(value, d) for d in ([dims] if isinstance(dims, int) else dims)})
 
 
-def expand_sizes(sizes: int | Sequence[int], count: int) -> list[int]:
+def expand_sizes(sizes: Dim | Sequence[Dim], count: int) -> list[Any]:
     """ATen's shorthand for sizes: one number stands for all dimensions."""
-    sizes = [sizes] if isinstance(sizes, int) else list(sizes)
-    return [int(s) for s in (sizes * count if len(sizes) == 1 else sizes)]
+    sizes = [sizes] if isinstance(sizes, int) or is_extent(sizes) else list(sizes)
+    return [as_dim(s) for s in (sizes * count if len(sizes) == 1 else sizes)]
 
 
 def is_variable(value: Value) -> bool:
-    """Whether ``value`` is, or contains, something computed from the model's inputs."""
+    """Whether ``value`` is, or contains, something computed from the model's inputs or their extents."""
     if isinstance(value, (list, tuple)):
         return any(is_variable(v) for v in value)
     return isinstance(value, tvm.ir.Expr)

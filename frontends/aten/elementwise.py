@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Expr, dtype_of
-from .context import Context, Handler, Value, relax_dtype, shape
+from ...ir import Dim, Expr, dtype_of
+from ..extents import positions
+from .context import Context, Handler, Value, is_exactly, is_extent, relax_dtype, shape
 
 _op = relax.op
 
@@ -67,6 +68,8 @@ def _stand_in(value: Value) -> Any:
     """A scalar, or an empty tensor with the type and rank that decide about promotion."""
     if isinstance(value, (bool, int, float)):
         return value
+    if is_extent(value):
+        return 1
     dtype = value.dtype if isinstance(value, torch.Tensor) else getattr(torch, dtype_of(value))
     return torch.empty((1,) * len(shape(value)), dtype=dtype)
 
@@ -236,18 +239,51 @@ def filled_like(value: float | None) -> Handler:
     def translate(c: Context, x: Value, *args: Value, **_: Value) -> Value:
         fill = args[0] if value is None else value
         fill = fill.item() if isinstance(fill, torch.Tensor) else fill
-        if not isinstance(fill, (bool, int, float)):
-            filled = c.expr(fill, c.dtype)
-            return c.emit(_op.broadcast_to(filled, shape(x)))
-        return torch.from_numpy(np.full(shape(x), fill, dtype=c.dtype))
+        return filled(c, shape(x), fill)
     return translate
+
+
+def filled(c: Context, size: Sequence[Dim], fill: Value) -> Value:
+    """A tensor of one value: a constant where value and size are known."""
+    if all(isinstance(d, int) for d in size) and isinstance(fill, (bool, int, float)):
+        return torch.from_numpy(np.full(size, fill, dtype=c.dtype))
+    if isinstance(fill, (bool, int, float)):
+        return c.emit(_op.full(size, c.expr(fill, c.dtype)))
+    return c.emit(_op.broadcast_to(c.expr(fill, c.dtype), size))
+
+
+def created(value: float | None) -> Handler:
+    """``zeros(size)``, ``ones`` and ``full(size, value)``."""
+    return lambda c, size, *args, **_: filled(c, size, args[0] if value is None else value)
 
 
 def new_filled(value: float | None) -> Handler:
     """``new_zeros(x, size)``, ``new_ones`` and ``new_full(x, size, value)``: only the element type comes from x."""
-    def translate(c: Context, x: Value, size: list[int], *args: Value, **_: Value) -> torch.Tensor:
-        return torch.from_numpy(np.full(size, args[0] if value is None else value, dtype=c.dtype))
-    return translate
+    return lambda c, x, size, *args, **_: filled(c, size, args[0] if value is None else value)
+
+
+def scalar_tensor(c: Context, value: Value, **_: Value) -> Expr:
+    return c.expr(value, c.dtype)
+
+
+def arange(c: Context, end: Value, **_: Value) -> Value:
+    return arange_between(c, 0, end, 1)
+
+
+def arange_between(c: Context, start: Value, end: Value, step: Value = 1, **_: Value) -> Value:
+    """Evenly spaced numbers; the count is what PyTorch says, so that no float decides about it."""
+    count = positions(c.builder, c.name, c.dims[0], "int64")
+    if is_exactly(step, 1) and is_exactly(start, 0):
+        return c.expr(count, c.dtype)
+    steps = c.emit(_op.multiply(c.expr(count, c.dtype), c.expr(step, c.dtype)), "steps")
+    return c.emit(_op.add(steps, c.expr(start, c.dtype)))
+
+
+def eye(c: Context, rows: Dim, columns: Dim | None = None, **_: Value) -> Value:
+    places = [positions(c.builder, f"{c.name}.{part}", d) for part, d in (
+        ("row", rows), ("column", rows if columns is None else columns))]
+    row = c.emit(_op.expand_dims(places[0], 1), "row")
+    return c.expr(c.emit(_op.equal(row, places[1])), c.dtype)
 
 
 def nan_to_num(c: Context, x: Value, nan: float | None = None, posinf: float | None = None,
@@ -299,4 +335,7 @@ TABLE: dict[str, Handler] = {
     "lift_fresh": identity, "_conj": identity, "positive": identity, "real": identity,
     "zeros_like": filled_like(0), "ones_like": filled_like(1), "full_like": filled_like(None),
     "fill": filled_like(None), "new_zeros": new_filled(0), "new_ones": new_filled(1), "new_full": new_filled(None),
+    "zeros": created(0), "ones": created(1), "full": created(None), "empty": created(0), "new_empty": new_filled(0),
+    "empty_like": filled_like(0), "scalar_tensor": scalar_tensor,
+    "arange": arange, "arange.start": arange_between, "arange.start_step": arange_between, "eye": eye,
 }

@@ -103,6 +103,13 @@ def dependent_nodes(program: ExportedProgram) -> list[Node]:
     return list(dependent)
 
 
+def user_inputs(program: ExportedProgram) -> list[Node]:
+    """The placeholders of what the user passes, in order."""
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    return [n for n, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+            if spec.kind == InputKind.USER_INPUT]
+
+
 def is_answered(op: torch._ops.OpOverload) -> bool:
     """Whether the call is ignored or a question about a shape."""
     return packet_name(op) in IGNORED | SHAPE_QUERIES

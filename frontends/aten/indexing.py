@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Expr, dtype_of
+from ...ir import Dim, Expr, dtype_of, equal_dims
 from .. import emit
-from .context import Context, Handler, Value, axis_of, rank, shape
+from .context import Context, Handler, Value, axis_of, is_exactly, rank, shape
 from .elementwise import truth
 from .movement import permuted
 
@@ -54,19 +53,19 @@ def _is_boolean(value: Value) -> bool:
     return value.dtype == torch.bool if isinstance(value, torch.Tensor) else dtype_of(value) == "bool"
 
 
-def _positions(c: Context, indices: Value, extent: int) -> Expr:
+def _positions(c: Context, indices: Value, extent: Dim) -> Expr:
     """Indices counted from the front, in range: known ones are checked, others taken modulo the extent."""
     _refuse_empty(c, indices, extent)
-    if not isinstance(indices, torch.Tensor):
-        return emit.within(c.builder, c.name, indices, extent)
+    if not isinstance(indices, torch.Tensor) or not isinstance(extent, int):
+        return emit.within(c.builder, c.name, c.expr(indices), extent)
     if ((indices < -extent) | (indices >= extent)).any():
         raise c.refuse("a constant index is out of range", found=f"{int(indices.min())} to {int(indices.max())}",
                        expected=f"an extent of {extent}")
     return c.expr(torch.where(indices < 0, indices + extent, indices))
 
 
-def _refuse_empty(c: Context, indices: Value, extent: int) -> None:
-    if not extent and 0 not in shape(indices):
+def _refuse_empty(c: Context, indices: Value, extent: Dim) -> None:
+    if is_exactly(extent, 0) and not any(is_exactly(d, 0) for d in shape(indices)):
         raise c.refuse("it picks from an axis without elements")
 
 
@@ -77,10 +76,10 @@ def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, acc
     if len(indices) != rank(x) or any(v is None or _is_boolean(v) for v in indices):
         raise c.refuse("assignment by index is supported with a position for every axis, or with one mask")
     positions = [_positions(c, v, extent) for v, extent in zip(indices, shape(x), strict=True)]
-    joint = np.broadcast_shapes(*(shape(p) for p in positions))
-    spread = [c.emit(_op.broadcast_to(p, joint), "positions") if shape(p) != joint else p for p in positions]
+    joint = _joint_shape([shape(p) for p in positions])
+    spread = [p if equal_dims(shape(p), joint) else c.emit(_op.broadcast_to(p, joint), "positions") for p in positions]
     patch = c.expr(values, c.dtype)
-    if shape(patch) != joint:
+    if not equal_dims(shape(patch), joint):
         patch = c.emit(_op.broadcast_to(patch, joint), "values")
     flat = c.expr(spread[0], "int64")
     for position, extent in zip(spread[1:], shape(x)[1:], strict=True):
@@ -89,6 +88,13 @@ def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, acc
     data, flat, patch = (c.emit(_op.reshape(v, (-1,)), "flat") for v in (c.expr(x), flat, patch))
     result = c.emit(_op.scatter_elements(data, flat, patch, 0, "add" if accumulate else "update"), "scattered")
     return c.emit(_op.reshape(result, shape(x)))
+
+
+def _joint_shape(shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
+    """The shape that tensors of these shapes broadcast to; extents that PyTorch took for equal count as equal."""
+    count = max(map(len, shapes))
+    padded = [[1] * (count - len(s)) + list(s) for s in shapes]
+    return [next((d for d in dims if not is_exactly(d, 1)), 1) for dims in zip(*padded, strict=True)]
 
 
 def _masked_put(c: Context, x: Value, mask: Value, values: Value) -> Value:
@@ -110,7 +116,7 @@ def scatter(reduction: str | None) -> Handler:
         positions = _positions(c, indices, shape(x)[axis])
         if rank(patch) == 0:
             patch = c.emit(_op.broadcast_to(patch, shape(positions)), "source")
-        if shape(patch) != shape(positions):
+        if not equal_dims(shape(patch), shape(positions)):
             raise c.refuse("scatter is supported where the source has the shape of the index")
         return c.emit(_op.scatter_elements(c.expr(x), positions, patch, axis=axis, reduction=how))
     return translate

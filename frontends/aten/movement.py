@@ -1,27 +1,46 @@
-"""ATen operators that only move elements: shapes, transposes, slices, joins, padding."""
+"""ATen operators that only move elements: shapes, transposes, repetition, joins."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
-from tvm import relax
+from tvm import relax, tirx
 
-from ...ir import Expr, dtype_of, shape_of
-from .context import Context, Handler, Value, axes_of, axis_of, expand_sizes, rank, shape
+from ...ir import Dim, Expr, equal_dims, product_of, simplified
+from .. import extents
+from .context import (
+    Context,
+    Handler,
+    Value,
+    axes_of,
+    axis_of,
+    expand_sizes,
+    is_exactly,
+    is_extent,
+    is_variable,
+    rank,
+    require_static,
+    shape,
+)
+from .slicing import sliced
 
 _op = relax.op
 
 
-def reshaped(c: Context, x: Value, sizes: Sequence[int], part: str = "") -> Expr:
+def reshaped(c: Context, x: Value, sizes: Sequence[Dim], part: str = "") -> Expr:
     """``x`` with the shape ``sizes`` (one may be -1); ``x`` itself where it has that shape."""
-    known = math.prod(s for s in sizes if s != -1)
-    target = tuple(math.prod(shape(x)) // max(known, 1) if s == -1 else int(s) for s in sizes)
-    return c.expr(x) if target == shape(x) else c.emit(_op.reshape(c.expr(x), target), part)
+    known = product_of(s for s in sizes if not is_exactly(s, -1))
+    rest = product_of(shape(x)) if any(is_exactly(s, -1) for s in sizes) else 0
+    target = tuple(_quotient(rest, known) if is_exactly(s, -1) else s for s in sizes)
+    return c.expr(x) if equal_dims(target, shape(x)) else c.emit(_op.reshape(c.expr(x), target), part)
+
+
+def _quotient(a: Dim, b: Dim) -> Dim:
+    if is_exactly(b, 0):
+        return 0
+    return a // b if isinstance(a, int) and isinstance(b, int) else simplified(tirx.floordiv(a, b))
 
 
 def view(c: Context, x: Value, sizes: Sequence[int], *_: Value) -> Value:
@@ -44,13 +63,14 @@ def flatten(c: Context, x: Value, start: int = 0, end: int = -1) -> Value:
         return reshaped(c, x, [1])
     first, last = axis_of(x, start), axis_of(x, end)
     dims = shape(x)
-    return reshaped(c, x, (*dims[:first], math.prod(dims[first:last + 1]), *dims[last + 1:]))
+    return reshaped(c, x, (*dims[:first], product_of(dims[first:last + 1]), *dims[last + 1:]))
 
 
 def unflatten(c: Context, x: Value, dim: int, sizes: Sequence[int]) -> Value:
     axis, dims = axis_of(x, dim), shape(x)
-    known = math.prod(s for s in sizes if s != -1)
-    return reshaped(c, x, (*dims[:axis], *(dims[axis] // known if s == -1 else s for s in sizes), *dims[axis + 1:]))
+    known = product_of(s for s in sizes if not is_exactly(s, -1))
+    inner = (_quotient(dims[axis], known) if is_exactly(s, -1) else s for s in sizes)
+    return reshaped(c, x, (*dims[:axis], *inner, *dims[axis + 1:]))
 
 
 def permuted(c: Context, x: Value, axes: Sequence[int], part: str = "") -> Expr:
@@ -91,14 +111,14 @@ def unsqueeze(c: Context, x: Value, dim: int) -> Value:
 
 
 def squeeze(c: Context, x: Value, dims: int | Sequence[int] | None = None) -> Value:
-    axes = [a for a in axes_of(x, dims) if shape(x)[a] == 1] if dims != [] and rank(x) else []
+    axes = [a for a in axes_of(x, dims) if is_exactly(shape(x)[a], 1)] if dims != [] and rank(x) else []
     return c.emit(_op.squeeze(c.expr(x), axes)) if axes else x
 
 
 def expand(c: Context, x: Value, sizes: Sequence[int], **_: Value) -> Value:
     own = (1,) * (len(sizes) - rank(x)) + shape(x)
-    target = tuple(o if s == -1 else int(s) for s, o in zip(sizes, own, strict=True))
-    return c.expr(x) if target == shape(x) else c.emit(_op.broadcast_to(c.expr(x), target))
+    target = tuple(o if is_exactly(s, -1) else s for s, o in zip(sizes, own, strict=True))
+    return c.expr(x) if equal_dims(target, shape(x)) else c.emit(_op.broadcast_to(c.expr(x), target))
 
 
 def copy(c: Context, x: Value, source: Value, *_: Value) -> Value:
@@ -110,23 +130,40 @@ def expand_as(c: Context, x: Value, other: Value) -> Value:
     return expand(c, x, shape(other))
 
 
-def repeat(c: Context, x: Value, repeats: Sequence[int]) -> Value:
-    repeats = [1] * (rank(x) - len(repeats)) + [int(r) for r in repeats]
-    if all(r == 1 for r in repeats):
-        return reshaped(c, x, (1,) * (len(repeats) - rank(x)) + shape(x))
-    return c.emit(_op.tile(c.expr(x), repeats))
+def repeat(c: Context, x: Value, repeats: Sequence[Dim]) -> Value:
+    repeats = [1] * (rank(x) - len(repeats)) + list(repeats)
+    own = (1,) * (len(repeats) - rank(x)) + shape(x)
+    if all(is_exactly(r, 1) or is_exactly(d, 1) for r, d in zip(repeats, own, strict=True)):
+        target = [d if is_exactly(r, 1) else r for r, d in zip(repeats, own, strict=True)]
+        return expand(c, reshaped(c, x, own), target)
+    if all(isinstance(r, int) for r in repeats):
+        return c.emit(_op.tile(c.expr(x), repeats))
+    pairs = [(r, d) for r, d in zip(repeats, own, strict=True)]
+    y = reshaped(c, x, [e for _, d in pairs for e in (1, d)], "parted")
+    y = c.emit(_op.broadcast_to(y, [e for pair in pairs for e in pair]), "repeated")
+    return reshaped(c, y, [product_of(pair) for pair in pairs])
 
 
 def repeat_interleave(c: Context, x: Value, repeats: Value, dim: int | None = None, **_: Value) -> Value:
-    if not isinstance(repeats, int):
+    if is_variable(repeats) and not is_extent(repeats):
         raise c.refuse("repeat_interleave is supported for a constant number of repeats")
     if dim is None:
-        return c.emit(_op.repeat(reshaped(c, x, [-1], "flat"), repeats, axis=0))
-    return c.emit(_op.repeat(c.expr(x), repeats, axis=axis_of(x, dim)))
+        return repeat_interleave(c, reshaped(c, x, [-1], "flat"), repeats, 0)
+    axis = axis_of(x, dim)
+    if isinstance(repeats, int):
+        return c.emit(_op.repeat(c.expr(x), repeats, axis=axis))
+    if isinstance(repeats, torch.Tensor):
+        require_static(c, [shape(x)[axis]], "repeat_interleave by a tensor")
+        order = torch.repeat_interleave(torch.arange(shape(x)[axis]), repeats)
+        return c.emit(_op.take(c.expr(x), c.expr(order), axis=axis, mode="clip"))
+    dims = shape(x)
+    y = c.emit(_op.expand_dims(c.expr(x), axis + 1), "column")
+    y = c.emit(_op.broadcast_to(y, (*dims[:axis + 1], repeats, *dims[axis + 1:])), "repeated")
+    return reshaped(c, y, (*dims[:axis], dims[axis] * repeats, *dims[axis + 1:]))
 
 
 def cat(c: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
-    parts = [v for v in tensors if shape(v) != (0,)]
+    parts = [v for v in tensors if not (rank(v) == 1 and is_exactly(shape(v)[0], 0))] or list(tensors[:1])
     exprs = [c.expr(v, c.dtype) for v in parts]
     return exprs[0] if len(exprs) == 1 else c.emit(_op.concat(exprs, axis=axis_of(parts[0], dim)))
 
@@ -135,71 +172,6 @@ def stack(c: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
     axis = dim % (rank(tensors[0]) + 1)
     exprs = [c.emit(_op.expand_dims(c.expr(v, c.dtype), axis), "part") for v in tensors]
     return c.emit(_op.concat(exprs, axis=axis))
-
-
-def sliced(c: Context, x: Value, axis: int, begin: int, end: int, step: int = 1, part: str = "") -> Expr:
-    """Elements begin, begin + step, … below ``end`` of one axis; ``x`` itself where that is all of them."""
-    if isinstance(x, torch.Tensor):
-        return c.expr(x[(slice(None),) * axis + (slice(begin, end, step),)])
-    if (begin, step) == (0, 1) and end == shape(x)[axis]:
-        return c.expr(x)
-    call = _op.strided_slice(c.expr(x), axes=[axis], begin=[begin], end=[end], strides=[step])
-    return c.emit(call, part)
-
-
-def slice_(c: Context, x: Value, dim: int = 0, start: int | None = None, end: int | None = None,
-           step: int = 1) -> Value:
-    axis = axis_of(x, dim)
-    begin, stop, _ = slice(start, end, 1).indices(shape(x)[axis])
-    return sliced(c, x, axis, begin, max(stop, begin), step)
-
-
-def narrow(c: Context, x: Value, dim: int, start: int, length: int) -> Value:
-    if not isinstance(start, int):
-        raise c.refuse("narrow is supported for a constant start")
-    axis = axis_of(x, dim)
-    begin = start % shape(x)[axis] if start < 0 else start
-    return sliced(c, x, axis, begin, begin + length)
-
-
-def select(c: Context, x: Value, dim: int, index: int) -> Value:
-    axis = axis_of(x, dim)
-    begin = index % shape(x)[axis]
-    picked = sliced(c, x, axis, begin, begin + 1, part="slice")
-    return c.emit(_op.squeeze(picked, axis))
-
-
-def split_sizes(c: Context, x: Value, sizes: Sequence[int], dim: int = 0) -> Value:
-    axis, begin, parts = axis_of(x, dim), 0, []
-    for size in sizes:
-        parts.append(sliced(c, x, axis, begin, begin + size))
-        begin += size
-    return tuple(parts)
-
-
-def split(c: Context, x: Value, size: int | Sequence[int], dim: int = 0) -> Value:
-    if not isinstance(size, int):
-        return split_sizes(c, x, size, dim)
-    extent = shape(x)[axis_of(x, dim)]
-    return split_sizes(c, x, [min(size, extent - b) for b in range(0, max(extent, 1), max(size, 1))], dim)
-
-
-def chunk(c: Context, x: Value, chunks: int, dim: int = 0) -> Value:
-    extent = shape(x)[axis_of(x, dim)]
-    return split(c, x, -(-extent // chunks), dim)
-
-
-def tensor_split(c: Context, x: Value, sections: int | Sequence[int], dim: int = 0) -> Value:
-    extent = shape(x)[axis_of(x, dim)]
-    if isinstance(sections, int):
-        small, larger = divmod(extent, sections)
-        return split_sizes(c, x, [small + 1] * larger + [small] * (sections - larger), dim)
-    bounds = [0, *(min(int(b), extent) for b in sections), extent]
-    return split_sizes(c, x, [max(b - a, 0) for a, b in itertools.pairwise(bounds)], dim)
-
-
-def unbind(c: Context, x: Value, dim: int = 0) -> Value:
-    return tuple(select(c, x, dim, i) for i in range(shape(x)[axis_of(x, dim)]))
 
 
 def flip(c: Context, x: Value, dims: Sequence[int]) -> Value:
@@ -218,52 +190,21 @@ def roll(c: Context, x: Value, shifts: int | Sequence[int], dims: int | Sequence
     for shift, dim in zip(shifts, expand_sizes(dims, 1), strict=True):
         axis = axis_of(x, dim)
         extent = shape(x)[axis]
-        cut = -shift % max(extent, 1)
-        if cut:
+        cut = -shift % max(extent, 1) if isinstance(extent, int) and isinstance(shift, int) else \
+            simplified(tirx.floormod(extent * 0 - shift, extent))
+        if not is_exactly(cut, 0):
             parts = [sliced(c, y, axis, cut, extent, part="tail"), sliced(c, y, axis, 0, cut, part="head")]
             y = c.emit(_op.concat(parts, axis=axis))
     return y
 
 
-def pad(c: Context, x: Value, pads: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    """``pads`` are ATen's: (start, end) of the last axis first."""
-    if mode == "constant":
-        return constant_pad(c, x, pads, value or 0)
-    y = c.expr(x)
-    for i, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        axis = rank(x) - 1 - i
-        if before or after:
-            indices = np.pad(np.arange(shape(x)[axis]), (before, after), mode=_PAD_MODES[mode])
-            y = c.emit(_op.take(y, c.expr(torch.from_numpy(indices)), axis=axis, mode="clip"))
-    return y
-
-
-_PAD_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {
-    "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
-def padding_of(mode: str) -> Handler:
-    """``reflection_padNd`` and ``replication_padNd``."""
-    return lambda c, x, pads: pad(c, x, pads, mode)
-
-
-def constant_pad(c: Context, x: Value, pads: Sequence[int], value: float = 0) -> Value:
-    y, widths = c.expr(x), [0] * (2 * rank(x))
-    for i, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        axis = rank(x) - 1 - i
-        if before < 0 or after < 0:
-            y = sliced(c, y, axis, max(-before, 0), shape(x)[axis] - max(-after, 0), part="crop")
-        widths[2 * axis:2 * axis + 2] = [max(before, 0), max(after, 0)]
-    return c.emit(_op.nn.pad(y, widths, pad_mode="constant", pad_value=float(value))) if any(widths) else y
-
-
 def triangle(lower: bool) -> Handler:
-    """``tril`` and ``triu`` as a selection by a constant mask."""
-    def translate(c: Context, x: Value, diagonal: int = 0) -> Value:
+    """``tril`` and ``triu`` as a selection by a mask of positions."""
+    def translate(c: Context, x: Value, diagonal: Dim = 0) -> Value:
         rows, columns = shape(x)[-2:]
-        below = np.tri(rows, columns, diagonal if lower else diagonal - 1, dtype=bool)
-        keep = torch.from_numpy(below if lower else ~below)
-        return c.emit(_op.where(c.expr(keep), c.expr(x), c.expr(0, dtype_of(c.expr(x)))))
+        below = extents.triangle(c.builder, c.name, rows, columns, diagonal if lower else diagonal - 1)
+        y, zero = c.expr(x), c.expr(0, c.dtype)
+        return c.emit(_op.where(below, y, zero) if lower else _op.where(below, zero, y))
     return translate
 
 
@@ -290,30 +231,8 @@ def channel_shuffle(c: Context, x: Value, groups: int) -> Value:
     return reshaped(c, y, shape(x))
 
 
-def slice_scatter(c: Context, x: Value, source: Value, dim: int = 0, start: int | None = None,
-                  end: int | None = None, step: int = 1) -> Value:
-    axis = axis_of(x, dim)
-    begin, stop, _ = slice(start, end, 1).indices(shape(x)[axis])
-    if step != 1:
-        raise c.refuse("assignment to a slice is supported for a step of 1", found=step)
-    y, patch = c.expr(x), c.expr(source, c.dtype)
-    pieces = [sliced(c, y, axis, 0, begin, part="before")] if begin else []
-    pieces.append(patch)
-    if stop < shape_of(y)[axis]:
-        pieces.append(sliced(c, y, axis, stop, shape_of(y)[axis], part="after"))
-    return patch if len(pieces) == 1 else c.emit(_op.concat(pieces, axis=axis))
-
-
-def select_scatter(c: Context, x: Value, source: Value, dim: int, index: int) -> Value:
-    axis = axis_of(x, dim)
-    begin = index % shape(x)[axis]
-    patch = c.emit(_op.expand_dims(c.expr(source, c.dtype), axis), "patch")
-    return slice_scatter(c, x, patch, axis, begin, begin + 1)
-
-
 def meshgrid(c: Context, tensors: Sequence[Value], *, indexing: str = "ij") -> Value:
-    extents = [math.prod(shape(v)) for v in tensors]
-    grid, places = list(extents), list(range(len(tensors)))
+    grid, places = [product_of(shape(v)) for v in tensors], list(range(len(tensors)))
     if indexing == "xy" and len(tensors) > 1:
         grid[0], grid[1] = grid[1], grid[0]
         places[0], places[1] = 1, 0
@@ -326,6 +245,7 @@ def diagonal(c: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
     a, b = axis_of(x, dim1), axis_of(x, dim2)
     rest = [i for i in range(rank(x)) if i not in (a, b)]
     rows, columns = shape(x)[a], shape(x)[b]
+    require_static(c, (rows, columns), "a diagonal")
     positions = np.diagonal(np.arange(rows * columns).reshape(rows, columns), offset).copy()
     front = permuted(c, x, [*rest, a, b], "front")
     joined = reshaped(c, front, (*(shape(x)[i] for i in rest), rows * columns), "joined")
@@ -335,10 +255,18 @@ def diagonal(c: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 def unfold(c: Context, x: Value, dim: int, size: int, step: int) -> Value:
     """Windows of one axis, their elements as the last axis: a gather at constant positions."""
     axis = axis_of(x, dim)
-    starts = np.arange(0, shape(x)[axis] - size + 1, step)
-    windows = c.emit(_op.take(c.expr(x), c.expr(torch.from_numpy(starts[:, None] + np.arange(size))), axis=axis,
-                              mode="clip"), "windows")
+    windows = c.emit(_op.take(c.expr(x), _windows(c, c.dims[axis], size, step), axis=axis, mode="clip"), "windows")
     return permuted(c, windows, [i for i in range(rank(windows)) if i != axis + 1] + [axis + 1])
+
+
+def _windows(c: Context, count: Dim, size: int, step: int) -> Expr:
+    """[count, size]: the positions that every window reads."""
+    inside = torch.arange(size)
+    if isinstance(count, int):
+        return c.expr(torch.arange(count)[:, None] * step + inside)
+    first = extents.positions(c.builder, f"{c.name}.windows", count)
+    first = c.emit(_op.multiply(first, c.expr(step)), "windows.starts")
+    return c.emit(_op.add(c.emit(_op.expand_dims(first, 1), "windows.starts"), c.expr(inside)), "windows.places")
 
 
 TABLE: dict[str, Handler] = {
@@ -349,14 +277,8 @@ TABLE: dict[str, Handler] = {
     "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "expand_as": expand_as, "copy": copy,
     "broadcast_to": expand, "repeat": repeat, "tile": repeat,
     "repeat_interleave": repeat_interleave, "cat": cat, "concat": cat,
-    "concatenate": cat, "stack": stack, "slice": slice_, "narrow": narrow, "select": select, "split": split,
-    "split_with_sizes": split_sizes, "unsafe_split": split, "unsafe_chunk": chunk, "chunk": chunk,
-    "tensor_split": tensor_split, "unbind": unbind, "flip": flip, "roll": roll, "pad": pad,
-    "constant_pad_nd": constant_pad, "reflection_pad1d": padding_of("reflect"),
-    "reflection_pad2d": padding_of("reflect"), "reflection_pad3d": padding_of("reflect"),
-    "replication_pad1d": padding_of("replicate"), "replication_pad2d": padding_of("replicate"),
-    "replication_pad3d": padding_of("replicate"), "tril": triangle(lower=True), "triu": triangle(lower=False),
+    "concatenate": cat, "stack": stack, "flip": flip, "roll": roll,
+    "tril": triangle(lower=True), "triu": triangle(lower=False),
     "pixel_shuffle": pixel_shuffle, "pixel_unshuffle": pixel_unshuffle, "channel_shuffle": channel_shuffle,
-    "native_channel_shuffle": channel_shuffle, "slice_scatter": slice_scatter, "select_scatter": select_scatter,
-    "meshgrid": meshgrid, "diagonal": diagonal, "unfold": unfold,
+    "native_channel_shuffle": channel_shuffle, "meshgrid": meshgrid, "diagonal": diagonal, "unfold": unfold,
 }

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from . import movement
+from . import movement, padding, slicing
 
 # Operators that are neither the work of a layer nor worth a name of their own there.
-_SIDE_WORK = frozenset(movement.TABLE) | {"clone", "contiguous", "to", "_to_copy", "alias", "detach", "dropout"}
+_SIDE_WORK = frozenset({*movement.TABLE, *slicing.TABLE, *padding.TABLE, "clone", "contiguous", "to", "_to_copy",
+                        "alias", "detach", "dropout"})
 # Operators that are their module's work where they read its weight.
 _LAYERS = frozenset({
     "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",

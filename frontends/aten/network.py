@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Expr, dtype_of
+from ...ir import Dim, Expr, dtype_of, equal_dims, is_equal_dim, product_of
 from .. import emit
 from ..equations import is_sound, sums_over_ellipsis
 from .context import UNAVAILABLE, Context, Handler, Value, axis_of, expand_sizes, is_variable, rank, shape
@@ -143,7 +143,7 @@ def group_norm(c: Context, x: Value, groups: int, weight: Value = None, bias: Va
                cudnn: bool = True) -> Value:
     """The statistics are those of a layer norm over each group; gamma and beta come after, one pair per channel."""
     batch, channels, *spatial = shape(x)
-    grouped = c.emit(_op.reshape(c.expr(x), (batch, groups, math.prod(spatial) * channels // groups)), "groups")
+    grouped = c.emit(_op.reshape(c.expr(x), (batch, groups, product_of([channels // groups, *spatial]))), "groups")
     y = emit.layer_norm(c.builder, c.name, grouped, None, None, axes=[2], epsilon=eps)
     y = c.emit(_op.reshape(y, shape(x)))
     return _scale_channels(c, y, weight, bias)
@@ -182,23 +182,25 @@ def attention(c: Context, q: Value, k: Value, v: Value, mask: Value = None, drop
     if dropout:
         raise c.refuse("attention with dropout has no inference form", hint="export the module in eval() mode")
     scale = 1.0 / math.sqrt(shape(q)[-1]) if scale is None else scale
+    if is_variable(scale):
+        q, scale = c.emit(_op.multiply(c.expr(q), c.expr(scale, "float32")), "scaled"), 1.0
     bias = _attention_bias(c, shape(q)[-2], shape(k)[-2], mask, is_causal)
     result_shape = (*shape(q)[:-1], shape(v)[-1])
     if bias is not None:
         bias = _align_bias(c, bias, result_shape[:-2])
     q, k, v = (_four_dims(c, t, part) for t, part in ((q, "query"), (k, "key"), (v, "value")))
     y = emit.attention(c.builder, c.name, q, k, v, bias, scale=scale)
-    return y if shape(y) == result_shape else c.emit(_op.reshape(y, result_shape))
+    return y if equal_dims(shape(y), result_shape) else c.emit(_op.reshape(y, result_shape))
 
 
-def _align_bias(c: Context, bias: Expr, leading: tuple[int, ...]) -> Expr:
+def _align_bias(c: Context, bias: Expr, leading: tuple[Dim, ...]) -> Expr:
     """A bias that broadcasts to [``leading``…, query, key] with the leading dimensions folded as those of q are."""
     if rank(bias) <= 2 or len(leading) == 2:
         return bias
     if len(leading) == 1:
         return c.emit(_op.expand_dims(bias, 1), "bias")
     full = c.emit(_op.broadcast_to(bias, (*leading, *shape(bias)[-2:])), "bias")
-    return c.emit(_op.reshape(full, (-1, leading[-1], *shape(bias)[-2:])), "bias")
+    return c.emit(_op.reshape(full, (product_of(leading[:-1]), *leading[-1:], *shape(bias)[-2:])), "bias")
 
 
 def _four_dims(c: Context, x: Value, part: str) -> Expr:
@@ -206,14 +208,14 @@ def _four_dims(c: Context, x: Value, part: str) -> Expr:
     *leading, length, width = shape(x)
     if len(leading) == 2:
         return c.expr(x)
-    heads = leading[-1] if len(leading) > 2 else 1
-    return c.emit(_op.reshape(c.expr(x), (math.prod(leading) // heads, heads, length, width)), part)
+    batch, heads = (leading[:-1], leading[-1]) if len(leading) > 2 else (leading, 1)
+    return c.emit(_op.reshape(c.expr(x), (product_of(batch), heads, length, width)), part)
 
 
-def _attention_bias(c: Context, queries: int, keys: int, mask: Value, is_causal: bool) -> Expr | None:
+def _attention_bias(c: Context, queries: Dim, keys: Dim, mask: Value, is_causal: bool) -> Expr | None:
     """The mask as something to add to the scores, or None."""
     if is_causal:
-        return c.expr(torch.from_numpy(emit.causal_bias(queries, keys)))
+        return emit.causal_bias(c.builder, f"{c.name}.bias", queries, keys)
     if mask is None:
         return None
     if isinstance(mask, torch.Tensor):
@@ -231,8 +233,22 @@ def _constant_bias(c: Context, mask: np.ndarray) -> Expr | None:
     return emit.float_constant(bias) if bias.any() else None
 
 
+def _stand_ins(shapes: Sequence[Sequence[Dim]]) -> list[tuple[int, ...]]:
+    """Shapes with a large number of its own in place of every symbolic extent."""
+    known: list[Dim] = []
+
+    def number(dim: Dim) -> int:
+        if isinstance(dim, int):
+            return dim
+        place = next((i for i, k in enumerate(known) if is_equal_dim(dim, k)), len(known))
+        known.extend([dim] if place == len(known) else [])
+        return 2**40 + place
+
+    return [tuple(number(d) for d in dims) for dims in shapes]
+
+
 def einsum(c: Context, equation: str, operands: Sequence[Value], *_: Value, **__: Value) -> Value:
-    equation, shapes = equation.replace(" ", ""), [shape(v) for v in operands]
+    equation, shapes = equation.replace(" ", ""), _stand_ins([shape(v) for v in operands])
     if not is_sound(equation, shapes):
         raise c.refuse("the equation does not fit the operands", found=equation, expected=shapes)
     if sums_over_ellipsis(equation):

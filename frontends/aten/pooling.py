@@ -5,14 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Expr
-from .context import UNAVAILABLE, Context, Handler, Value, expand_sizes, rank, shape
-from .movement import constant_pad
+from ...ir import Dim, Expr, is_equal_dim, simplified
+from ..extents import positions
+from .context import (
+    UNAVAILABLE,
+    Context,
+    Handler,
+    Value,
+    expand_sizes,
+    is_exactly,
+    is_variable,
+    rank,
+    require_static,
+    shape,
+)
+from .padding import constant_pad
 
 _op = relax.op
 _MAX = {1: _op.nn.max_pool1d, 2: _op.nn.max_pool2d, 3: _op.nn.max_pool3d}
@@ -31,12 +44,21 @@ class Window:
     extra: Sequence[int]
 
     @classmethod
-    def of(cls, n: int, extents: Sequence[int], kernel: Sequence[int], stride: Sequence[int] | None,
+    def of(cls, n: int, extents: Sequence[Dim], kernel: Sequence[int], stride: Sequence[int] | None,
            padding: Sequence[int], dilation: Sequence[int], *, ceil_mode: bool) -> Window:
-        """ATen's arguments: an empty stride is the kernel; ceil mode drops windows that start in the end padding."""
+        """ATen's arguments: an empty stride is the kernel; ceil mode drops windows that start in the end padding.
+
+        Where the extent is symbolic, ceil mode reads as far as a window could reach. ValueError where it depends on the
+        extent whether such a window counts.
+        """
         kernel, stride, padding, dilation = (expand_sizes(v, n) for v in (kernel, stride or kernel, padding, dilation))
         extra = []
         for extent, k, s, p, d in zip(extents, kernel, stride, padding, dilation, strict=True):
+            if not isinstance(extent, int):
+                if ceil_mode and p + s - d * (k - 1) >= 2:
+                    raise ValueError("ceil_mode over a dynamic extent")
+                extra.append(s - 1 if ceil_mode else 0)
+                continue
             reach = extent + 2 * p - d * (k - 1) - 1
             steps = -(-reach // s) if ceil_mode else reach // s
             if ceil_mode and steps * s >= extent + p:
@@ -104,6 +126,9 @@ def adaptive_max_pool(n: int) -> Handler:
     """``adaptive_max_poolNd`` for sizes that divide the input's."""
     def translate(c: Context, x: Value, size: Sequence[int]) -> Value:
         extents, sizes = shape(x)[2:], expand_sizes(size, n)
+        if all(is_exactly(s, 1) for s in sizes):
+            return c.emit(_op.max(c.expr(x), axis=list(range(2, n + 2)), keepdims=True))
+        require_static(c, extents, "adaptive max pooling to more than one element")
         if any(e % s for e, s in zip(extents, sizes, strict=True)):
             raise c.refuse("adaptive max pooling is supported for output sizes that divide the input's",
                            found=f"{tuple(extents)} to {tuple(sizes)}")
@@ -112,18 +137,26 @@ def adaptive_max_pool(n: int) -> Handler:
     return with_indices(unbatched(n, translate))
 
 
-def _sizes(c: Context, x: Value, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> list[int]:
+def _sizes(c: Context, x: Value, output_size: Sequence[Dim] | None, factors: Sequence[float] | None) -> list[Dim]:
     """The output's spatial sizes; refuses factors whose rounding makes PyTorch sample on another grid."""
     extents = shape(x)[2:]
     if output_size is not None:
-        return [int(s) for s in output_size]
+        return list(output_size)
+    if is_variable(factors):
+        return list(c.dims[2:])
     scales = [float(f) for f in factors or ()]
-    sizes = [math.floor(e * f) for e, f in zip(extents, scales, strict=True)]
-    if any(s != e * f for s, e, f in zip(sizes, extents, scales, strict=True)):
+    sizes = list(c.dims[2:])
+    if any(not _scales_to(s, e, f) for s, e, f in zip(sizes, extents, scales, strict=True)):
         raise c.refuse("resizing by a factor that does not give a whole number of elements has no translation",
                        found=f"{tuple(extents)} by {tuple(scales)}",
                        hint="pass size=, or recompute_scale_factor=True, to interpolate")
     return sizes
+
+
+def _scales_to(size: Dim, extent: Dim, factor: float) -> bool:
+    """Whether ``extent · factor`` is exactly ``size``."""
+    ratio = Fraction(factor).limit_denominator(64)
+    return float(ratio) == factor and is_equal_dim(size * ratio.denominator, extent * ratio.numerator)
 
 
 def nearest(offset: float) -> Handler:
@@ -134,11 +167,20 @@ def nearest(offset: float) -> Handler:
             return c.emit(_op.image.resize2d(y, tuple(sizes), method="nearest_neighbor", rounding_method="floor",
                                              coordinate_transformation_mode="asymmetric"))
         for i, size in enumerate(sizes):
-            extent = shape(x)[2 + i]
-            indices = np.floor((np.arange(size) + offset) * (extent / size)).astype(np.int64).clip(0, extent - 1)
-            y = c.emit(_op.take(y, c.expr(torch.from_numpy(indices)), axis=2 + i, mode="clip"))
+            y = c.emit(_op.take(y, _sources(c, shape(x)[2 + i], size, offset), axis=2 + i, mode="clip"))
         return y
     return translate
+
+
+def _sources(c: Context, extent: Dim, size: Dim, offset: float) -> Expr:
+    """The position that each of ``size`` elements of a nearest neighbour resize is read from."""
+    if isinstance(extent, int) and isinstance(size, int):
+        indices = np.floor((np.arange(size) + offset) * (extent / size)).astype(np.int64).clip(0, extent - 1)
+        return c.expr(torch.from_numpy(indices))
+    twice = c.emit(_op.multiply(positions(c.builder, c.name, size), c.expr(2)), "doubled")
+    halves = c.emit(_op.add(twice, c.expr(round(2 * offset))), "doubled")
+    scaled = c.emit(_op.multiply(halves, c.expr(extent)), "scaled")
+    return c.emit(_op.floor_divide(scaled, c.expr(simplified(size * 2))), "sources")
 
 
 def resize(method: str) -> Handler:
@@ -152,8 +194,8 @@ def resize(method: str) -> Handler:
     return translate
 
 
-def _with_height(c: Context, x: Value, sizes: Sequence[int],
-                 op: Callable[[Expr, tuple[int, ...]], Expr]) -> Value:
+def _with_height(c: Context, x: Value, sizes: Sequence[Dim],
+                 op: Callable[[Expr, tuple[Dim, ...]], Expr]) -> Value:
     """Apply a 2-D resize; [N, C, W] gets a height of 1 for it."""
     if len(sizes) == 2:
         return c.emit(op(c.expr(x), tuple(sizes)))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import relax
 
-from ...ir import Expr
-from .context import Context, Handler, Value, axes_of, axis_of, rank, shape
+from ...ir import Expr, product_of
+from .context import Context, Handler, Value, axes_of, axis_of, rank, require_static, shape
 from .elementwise import truth
 from .movement import reshaped
 
@@ -62,12 +62,15 @@ def any_all(op: Callable[..., Expr]) -> Handler:
 def _variance(c: Context, x: Value, dims: Dims, correction: float, keepdim: bool, part: str) -> tuple[Expr, Expr]:
     """The variance over ``dims`` and the mean (which keeps its axes), by two passes."""
     axes, y = axes_of(x, dims), c.expr(x)
-    count = math.prod(shape(x)[a] for a in axes)
+    count = product_of(shape(x)[a] for a in axes)
     mean = c.emit(_op.mean(y, axis=axes, keepdims=True), "mean")
     squares = c.emit(_op.square(c.emit(_op.subtract(y, mean), "centered")), "squares")
     if correction == 0:
         return c.emit(_op.mean(squares, axis=axes, keepdims=keepdim), part), mean
     total = c.emit(_op.sum(squares, axis=axes, keepdims=keepdim), "total")
+    if not isinstance(count, int):
+        rest = c.emit(_op.subtract(c.expr(count, "float32"), c.expr(float(correction))), "count")
+        return c.emit(_op.divide(total, rest), part), mean
     if count <= correction:
         raise c.refuse("the variance of so few elements is not a number", found=count)
     return c.emit(_op.multiply(total, c.expr(1.0 / (count - correction))), part), mean
@@ -139,6 +142,7 @@ def scan(op: Callable[..., Expr]) -> Handler:
 
 
 def topk(c: Context, x: Value, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Value:
+    require_static(c, [k], "topk")
     pair = c.emit(_op.topk(c.expr(x), k=k, axis=axis_of(x, dim), largest=largest, dtype="int64"))
     return c.emit(relax.TupleGetItem(pair, 0), "values"), c.emit(relax.TupleGetItem(pair, 1), "indices")
 

@@ -11,18 +11,28 @@ from typing import Any
 import torch
 import tvm
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
-from torch.export.graph_signature import InputSpec as GraphInput
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from tvm import relax
 
 from ...errors import CompileError, ImportModelError, UnsupportedOperatorError
-from ...ir import GraphBuilder, TensorSpec, constant, with_main, without_dead_code
+from ...ir import (
+    GraphBuilder,
+    TensorSpec,
+    constant,
+    dims_of,
+    equal_dims,
+    product_of,
+    with_main,
+    without_dead_code,
+)
 from ..model import ImportedModel
-from .context import UNAVAILABLE, Context, Value, is_variable, relax_dtype, shape, to_numpy
+from .context import UNAVAILABLE, UNDECIDED, Context, Value, is_variable, shape, to_numpy
 from .graph import IGNORED, SHAPE_QUERIES, dependent_nodes, handler_of, packet_name
+from .inputs import bind_inputs, hints_of, single
 from .names import LayerNames
+from .symbols import Symbols
 
 # Keyword arguments that say nothing about values once every tensor is on the CPU with the type it is inferred to have.
 _NOISE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "out"})
@@ -43,11 +53,13 @@ class Translator:
     Parameters
     ----------
     program : without visible mutation (``graph.functionalize``).
-    examples : the example inputs, one for every user input of the program, or None; they bind dynamic dimensions.
+    symbols : its symbolic dims.
+    examples : the example inputs, one for every input of the program, or None; they give hints.
     """
 
-    def __init__(self, program: ExportedProgram, examples: list[Any] | None) -> None:
+    def __init__(self, program: ExportedProgram, symbols: Symbols, examples: list[Any] | None) -> None:
         self._program = program
+        self._symbols = symbols
         self._examples = examples
         parameters = {s.arg.name: s.target for s in program.graph_signature.input_specs
                       if s.kind == InputKind.PARAMETER and s.target is not None}
@@ -55,10 +67,12 @@ class Translator:
         self._values: dict[Node, Value] = {}
         self._problems: list[tuple[str, str, UnsupportedOperatorError]] = []
         self._builder = GraphBuilder([])
+        self._conditions: list[tuple[torch.SymBool, str]] = []
 
     def run(self) -> ImportedModel:
         """The imported model; UnsupportedOperatorError with everything that has no translation."""
-        parameters = self._bind_inputs()
+        self._values = bind_inputs(self._program, self._symbols)
+        parameters = [v for v in self._values.values() if isinstance(v, relax.Var)]
         self._builder = GraphBuilder(parameters)
         for node in self._program.graph.nodes:
             if node.op == "call_function":
@@ -68,80 +82,25 @@ class Translator:
         self._raise_problems()
         variables, names = self._outputs()
         main = without_dead_code(self._builder.finish(variables))
-        inputs = tuple(TensorSpec(v.name, shape(v), str(v.ty.dtype)) for v in parameters)
-        return ImportedModel(with_main(tvm.IRModule({}), main), inputs, names, "pytorch")
-
-    def _bind_inputs(self) -> list[relax.Var]:
-        """Values for the placeholders; returns the variables among them, the model's inputs."""
-        placeholders = [n for n in self._program.graph.nodes if n.op == "placeholder"]
-        specs = self._program.graph_signature.input_specs
-        users = [s for s in specs if s.kind == InputKind.USER_INPUT]
-        if self._examples is not None and len(self._examples) != len(users):
-            raise ImportModelError("the number of example inputs is not the program's", found=len(self._examples),
-                                   expected=[s.arg.name for s in users])
-        examples = iter(self._examples if self._examples is not None else [None] * len(users))
-        symbols: dict[str, int] = {}
-        for node, spec in zip(placeholders, specs, strict=True):
-            if spec.kind != InputKind.USER_INPUT:
-                self._values[node] = None if spec.kind == InputKind.TOKEN else self._stored(spec)
-                continue
-            example = next(examples)
-            if isinstance(spec.arg, ConstantArgument):
-                self._values[node] = spec.arg.value
-            elif isinstance(node.meta["val"], torch.Tensor):
-                self._values[node] = self._input(node, example, symbols)
-            else:
-                raise ImportModelError("inputs that are not tensors have to be constant", layer=node.name,
-                                       hint="export the program with a fixed value for it")
-        return [v for n in placeholders if isinstance(v := self._values[n], relax.Var)]
-
-    def _stored(self, spec: GraphInput) -> torch.Tensor:
-        """A parameter, buffer or constant of the program, on the CPU, floating point as float32."""
-        state, constants = self._program.state_dict, self._program.constants
-        tensor = state[spec.target] if spec.target in state else constants.get(spec.target)
-        if not isinstance(tensor, torch.Tensor):
-            raise ImportModelError("the program holds something that is not a tensor", layer=str(spec.target),
-                                   found=type(tensor).__name__)
-        return _single(tensor.detach().cpu())
-
-    def _input(self, node: Node, example: Any, symbols: dict[str, int]) -> relax.Var:
-        dims = tuple(node.meta["val"].shape)
-        if example is not None:
-            if not isinstance(example, torch.Tensor) or example.ndim != len(dims):
-                raise ImportModelError("the example input does not fit", layer=node.name, expected=f"a tensor {dims}",
-                                       found=tuple(getattr(example, "shape", ())) or type(example).__name__)
-            sizes = [self._size(node, d, int(n), symbols) for d, n in zip(dims, example.shape, strict=True)]
-        else:
-            sizes = [self._size(node, d, None, symbols) for d in dims]
-        return relax.Var(node.name, relax.TensorType(sizes, relax_dtype(node.meta["val"].dtype)))
-
-    def _size(self, node: Node, dim: int | torch.SymInt, given: int | None, symbols: dict[str, int]) -> int:
-        """The number that stands for a dimension; dims of one symbol have to agree."""
-        if isinstance(dim, int):
-            if given is not None and given != dim:
-                raise ImportModelError("the example input does not fit a dimension that the program has fixed",
-                                       layer=node.name, found=given, expected=dim)
-            return dim
-        if given is None:
-            raise ImportModelError("the program has dynamic dimensions and came without example inputs",
-                                   layer=node.name, found=str(dim), hint="pass example inputs, which bind them")
-        bounds = self._program.range_constraints.get(dim.node.expr)
-        if bounds is not None and not bounds.lower <= given <= bounds.upper:
-            raise ImportModelError("the example input is outside of the range the program was exported for",
-                                   layer=node.name, found=given, expected=f"{bounds.lower} to {bounds.upper}")
-        if symbols.setdefault(str(dim), given) != given:
-            raise ImportModelError("example inputs disagree about a dynamic dimension", layer=node.name, found=given,
-                                   expected=symbols[str(dim)])
-        return given
+        hints = hints_of(self._program, self._symbols, self._examples)
+        requirements = self._symbols.requirements(self._conditions)
+        inputs = tuple(TensorSpec.of(v, v.name) for v in parameters)
+        return ImportedModel(with_main(tvm.IRModule({}), main), inputs, names, "pytorch", hints, self._symbols.ranges,
+                             requirements)
 
     def _call(self, node: Node) -> Value:
+        op: Any = node.target
+        if isinstance(op, torch._ops.OpOverload) and packet_name(op) in IGNORED:
+            self._keep_condition(node)
+            return None
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat)):
+            return self._extent(node)
         call: Any = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         args, kwargs = call
-        op: Any = node.target
         if any(v is _MISSING for v in pytree.tree_leaves((args, kwargs))):
             return _MISSING
-        if isinstance(op, torch._ops.OpOverload) and packet_name(op) in IGNORED:
-            return None
+        if any(v is UNDECIDED for v in pytree.tree_leaves((args, kwargs))):
+            return self._refuse(node, "a condition on dynamic extents has no translation")
         if isinstance(op, torch._ops.HigherOrderOperator):
             return self._higher_order(node, op, args)
         if not is_variable((args, tuple(kwargs.values()))):
@@ -150,16 +109,52 @@ class Translator:
             return self._item(node, *args) if op is operator.getitem else self._refuse(node, NO_TRANSLATION)
         if packet_name(op) in SHAPE_QUERIES:
             return _shape_answer(packet_name(op), *args)
+        return self._translate(node, op, args, kwargs)
+
+    def _translate(self, node: Node, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Value:
         handler = handler_of(op)
         if handler is None:
             return self._refuse(node, NO_TRANSLATION)
-        context = Context(self._builder, self._names.of(node), node.meta["val"])
+        context = Context(self._builder, self._names.of(node), node.meta["val"], self._symbols.dims)
         try:
-            return handler(context, *_positional(op, args, kwargs), **_keywords(op, kwargs))
+            return self._settled(context, handler(context, *_positional(op, args, kwargs), **_keywords(op, kwargs)))
         except UnsupportedOperatorError as error:
             return self._refuse(node, error)
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, CompileError) as error:
             return self._refuse(node, f"this form of it has no translation ({_one_line(error)})")
+
+    def _settled(self, context: Context, value: Value) -> Value:
+        """The results with the extents that PyTorch gives them, where TVM cannot prove that its own are the same."""
+        if isinstance(value, (tuple, list)):
+            return [self._with_dims(context, v, r) for v, r in zip(value, context.result, strict=False)]
+        return self._with_dims(context, value, context.result)
+
+    def _with_dims(self, context: Context, value: Value, result: Any) -> Value:
+        if not isinstance(value, relax.Var) or not isinstance(result, torch.Tensor):
+            return value
+        dims = self._symbols.dims(result)
+        if value.ty.shape is not None and equal_dims(dims_of(value), dims):
+            return value
+        return self._builder.emit(relax.op.reshape(value, dims), context.name)
+
+    def _extent(self, node: Node) -> Value:
+        """A number that PyTorch computes from extents: an extent, a float32 scalar, or a truth value."""
+        value = node.meta["val"]
+        try:
+            if isinstance(value, torch.SymInt):
+                return self._symbols.dim(value)
+            if isinstance(value, torch.SymFloat):
+                return self._symbols.scalar(self._builder, self._names.of(node), value)
+            truth = self._symbols.truth(value)
+            return UNDECIDED if truth is None else truth
+        except UnsupportedOperatorError as error:
+            return self._refuse(node, error)
+
+    def _keep_condition(self, node: Node) -> None:
+        """Remember what the program checks about its inputs' extents."""
+        condition = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+        if isinstance(condition, torch.SymBool):
+            self._conditions.append((condition, self._names.of(node)))
 
     def _item(self, node: Node, values: Value, position: Any) -> Value:
         value = values[position]
@@ -184,7 +179,7 @@ class Translator:
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "cpu"}
         with torch.no_grad():
-            return pytree.tree_map_only(torch.Tensor, _single, op(*args, **kwargs))
+            return pytree.tree_map_only(torch.Tensor, single, op(*args, **kwargs))
 
     def _refuse(self, node: Node, reason: str | UnsupportedOperatorError) -> _Missing:
         name = self._names.of(node)
@@ -229,11 +224,6 @@ class Translator:
         return variables, tuple(n for _, n in kept)
 
 
-def _single(tensor: torch.Tensor) -> torch.Tensor:
-    """Floating point as float32, the rest as it is."""
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
 def _one_line(error: Exception) -> str:
     """An error's text without what TVM's printer leaves out of it."""
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("# Metadata omitted")]
@@ -247,7 +237,7 @@ def _is_dropout(op: torch._ops.OpOverload) -> bool:
 def _shape_answer(query: str, x: Value, dim: int | None = None) -> Value:
     dims = shape(x)
     if "numel" in query:
-        return torch.Size(dims).numel()
+        return product_of(dims)
     if query == "dim":
         return len(dims)
     return list(dims) if dim is None else dims[dim]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
-from narrowcast.frontends import ImportedModel, import_model
+from narrowcast.frontends import DimRange, ImportedModel, import_model
 from narrowcast.ir import TensorSpec, bindings_of, constant_value, op_bindings, shape_of
 from narrowcast.operators import reference
 
@@ -132,14 +132,25 @@ def dynamic_program() -> torch.export.ExportedProgram:
     return torch.export.export(Dynamic().eval(), (torch.randn(3, 5, 4),), dynamic_shapes=shapes)
 
 
-def test_dynamic_dimensions_are_bound_to_the_example_inputs() -> None:
+def test_an_exported_program_keeps_its_dynamic_dimensions() -> None:
     program = dynamic_program()
-    for size in ((3, 5, 4), (2, 7, 4)):
+    imported = import_model(program, torch.randn(4, 7, 4))
+    assert imported.inputs == (TensorSpec("x", ("batch", "steps", 4), "float32"),)
+    assert imported.hints == {"batch": 4, "steps": 7}
+    assert imported.ranges == {"batch": DimRange(1, 8), "steps": DimRange(1, 16)}
+    for size in ((3, 5, 4), (2, 7, 4), (1, 1, 4)):
         x = torch.randn(size)
-        imported = import_model(program, x)
-        assert imported.inputs == (TensorSpec("x", size, "float32"),)
         torch.testing.assert_close(reference.run(imported.mod, [x])[0], program.module()(x).detach())
-    assert import_model(program).inputs[0].shape == (3, 5, 4)
+    assert import_model(program).hints == {"batch": 3, "steps": 5}
+
+
+def test_dimensions_are_fixed_by_name() -> None:
+    program = dynamic_program()
+    imported = import_model(program, dims={"batch": 2})
+    assert imported.inputs[0].shape == (2, "steps", 4) and imported.hints == {"steps": 5}
+    x = torch.randn(2, 7, 4)
+    torch.testing.assert_close(reference.run(imported.mod, [x])[0], program.module()(x).detach())
+    assert import_model(program, dims={"batch": 2, "steps": 3}).inputs[0].is_static
 
 
 def test_a_saved_and_loaded_program(tmp_path: Path) -> None:
