@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from . import (
     activations,
+    arithmetic,
     casts,
     contributed,
     convolutions,
@@ -22,12 +23,13 @@ from . import (
     recurrent,
     reductions,
     resizing,
+    sequences,
     slicing,
 )
-from .node import OPERATORS, OnnxNode, Value, normal_dtype
+from .node import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 
-__all__ = ["OPERATORS", "OnnxNode", "Value", "normal_dtype"]
+__all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, casts, contributed, convolutions, elementwise, generators, indexing, integers, linear,
-          movement, normalization, pooling, quantization, recurrent, reductions, resizing, slicing)
+TABLES = (activations, arithmetic, casts, contributed, convolutions, elementwise, generators, indexing, integers,
+          linear, movement, normalization, pooling, quantization, recurrent, reductions, resizing, sequences, slicing)

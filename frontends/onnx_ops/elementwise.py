@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, dims_of, dtype_of, equal_dims
+from ...ir import Dim, Expr, dims_of, equal_dims
 from .broadcasting import broadcastable, fitted
 from .casts import convert
 from .generators import filled
@@ -42,6 +42,8 @@ _FLOAT_ONLY = ("Ceil", "Floor", "Round")
 def unary(node: OnnxNode) -> Results:
     if node.op in _FLOAT_ONLY and node.dtype(0) != "float32":
         return node.value(0)
+    if node.op in ("Abs", "Sign") and node.dtype(0).startswith("uint"):
+        return node.value(0) if node.op == "Abs" else convert(node, convert(node, node.value(0), "bool"), node.dtype(0))
     return node.emit(_UNARY[node.op](node.expr(0)))
 
 
@@ -51,6 +53,8 @@ def commutative(node: OnnxNode) -> Results:
     a, b = broadcastable(node, [node.expr(0), node.expr(1)])
     if node.is_known(0) and not node.is_known(1):
         a, b = b, a
+    if node.op == "Equal" and node.dtype(0) == "bool":  # LLVM code for it compares floats.
+        return node.emit(relax.op.logical_not(node.emit(relax.op.logical_xor(a, b))))
     return node.emit(_COMMUTATIVE[node.op](a, b))
 
 
@@ -68,61 +72,9 @@ def variadic(node: OnnxNode) -> Results:
     return result if isinstance(result, relax.Var) else node.emit(result)
 
 
-@operator("Div")
-def divide(node: OnnxNode) -> Results:
-    """Integers are divided towards zero."""
-    a, b = broadcastable(node, [node.expr(0), node.expr(1)])
-    if node.dtype(0) == "float32":
-        return node.emit(relax.op.divide(a, b))
-    if node.is_known(1) and not node.known(1, "a divisor").all():
-        raise node.fault("an integer is divided by 0")
-    magnitude = relax.op.floor_divide(node.emit(relax.op.abs(a), "dividend"), node.emit(relax.op.abs(b), "divisor"))
-    signs = node.emit(relax.op.sign(a), "sign"), node.emit(relax.op.sign(b), "sign")
-    sign = node.emit(relax.op.multiply(*signs), "sign")
-    return node.emit(relax.op.multiply(node.emit(magnitude), sign))
-
-
-@operator("Mod")
-def modulo(node: OnnxNode) -> Results:
-    """``fmod`` has the sign of the dividend, ``mod`` that of the divisor."""
-    a, b = broadcastable(node, [node.expr(0), node.expr(1)])
-    if node.attribute("fmod", 0):
-        size = node.emit(relax.op.floor_mod(node.emit(relax.op.abs(a), "dividend"),
-                                            node.emit(relax.op.abs(b), "divisor")))
-        return node.emit(relax.op.multiply(size, node.emit(relax.op.sign(a), "sign")))
-    return node.emit(relax.op.floor_mod(a, b))
-
-
-@operator("Pow")
-def power(node: OnnxNode) -> Results:
-    """Known exponents 2, 1/2 and 1 become a product, a root and nothing."""
-    x = node.expr(0)
-    if node.is_known(1) and node.known(1, "an exponent").size == 1 and node.dtype(0) == "float32" \
-            and node.rank(1) <= node.rank(0):
-        exponent = float(node.known(1, "an exponent").reshape(()))
-        if exponent == 1.0:
-            return node.value(0)
-        if exponent == 2.0:
-            return node.emit(relax.op.multiply(x, x))
-        if exponent == 0.5:
-            return node.emit(relax.op.sqrt(x))
-    exponents = node.value(1)
-    if isinstance(exponents, np.ndarray):
-        return node.emit(relax.op.power(x, node.constant(exponents, dtype_of(x))))
-    return node.emit(relax.op.power(*broadcastable(node, [x, node.constant(convert(node, exponents, dtype_of(x)))])))
-
-
 @operator("Reciprocal")
 def reciprocal(node: OnnxNode) -> Results:
     return node.emit(relax.op.divide(node.constant(np.float32(1)), node.expr(0)))
-
-
-@operator("BitShift")
-def bit_shift(node: OnnxNode) -> Results:
-    op = {"LEFT": relax.op.left_shift, "RIGHT": relax.op.right_shift}.get(node.attribute("direction", ""))
-    if op is None:
-        raise node.fault("the direction is neither LEFT nor RIGHT", found=node.attribute("direction"))
-    return node.emit(op(*broadcastable(node, [node.expr(0), node.expr(1)])))
 
 
 @operator("IsInf")
