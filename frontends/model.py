@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import tvm
+from tvm import tirx
 
-from ..ir import Dim, TensorSpec, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim
+from ..ir import Dim, TensorSpec, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, symbols_in
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,31 @@ class Requirement:
         left, right = (evaluate_dim(side, extents) for side in (self.left, self.right))
         return left == right if self.relation == "==" else left >= right
 
+    def as_equality(self) -> tuple[str, str | int] | None:
+        """A symbol and what it has to be, another symbol or a number; None for what is no such relation."""
+        left, right = as_dim(self.left), as_dim(self.right)
+        if self.relation != "==":
+            return None
+        for symbol, other in ((left, right), (right, left)):
+            if isinstance(symbol, tirx.Var) and isinstance(other, (int, tirx.Var)):
+                return symbol.name, other if isinstance(other, int) else other.name
+        return None
+
     def __str__(self) -> str:
         return f"{dim_text(self.left)} {self.relation} {dim_text(self.right)}"
+
+
+def likely(hints: Mapping[str, int], requirements: Sequence[Requirement]) -> dict[str, int]:
+    """``hints``, larger where they do not meet the requirements and some larger extent does."""
+    result = dict(hints)
+    for requirement in requirements:
+        symbols = list(dict.fromkeys(s.name for side in (requirement.left, requirement.right)
+                                     for s in symbols_in(as_dim(side))))
+        for name in symbols:
+            if not requirement.is_met(result):
+                larger = (e for e in (2, *range(32, 1025, 32)) if e > result[name])
+                result[name] = next((e for e in larger if requirement.is_met(result | {name: e})), result[name])
+    return result
 
 
 @dataclass(frozen=True)

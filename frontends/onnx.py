@@ -8,38 +8,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import tvm
-from onnx import helper
 from tvm import relax
 
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
-from ..ir import GraphBuilder, constant, dim_text, dims_of, dtype_of, with_main
-from .model import ImportedModel, Requirement
+from ..ir import GraphBuilder, constant, with_main
+from .model import ImportedModel, Requirement, likely
 from .onnx_constants import MAX_CONSTANTS_BYTES, can_evaluate, evaluate, widened
-from .onnx_inputs import bind_inputs
+from .onnx_control import CONTROL
+from .onnx_functions import NO_TRANSLATION, function_of, has_function, with_arguments
+from .onnx_inputs import Signature, bind_inputs
 from .onnx_names import NodeNames
-from .onnx_ops import OPERATORS, OnnxNode, Value, normal_dtype
+from .onnx_ops import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 from .onnx_reading import (
+    OnnxModel,
     array_of,
     attributes_of,
-    check_graph,
     domain_of,
     label_of,
     opset_versions,
     read_model,
     sorted_nodes,
 )
+from .onnx_scope import UNKNOWN, Place, Result, Scope, Unknown
 from .onnx_symbolic import evaluate_symbolic
 from .onnx_types import result_types, type_name
 from .symbolic_array import SymbolicArray, materialized
-
-_NO_TRANSLATION = "no translation"
 
 
 def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np.ndarray] | None = None,
@@ -63,14 +62,25 @@ def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np
     UnsupportedOperatorError : operators, or forms of them, that have no translation; all are listed.
     """
     source = read_model(model)
-    signature = bind_inputs(source.proto.graph, example_inputs, dims)
+    same: dict[str, str | int] = {}
+    while True:
+        signature = bind_inputs(source.proto.graph, example_inputs, dims, same)
+        imported = _translated(source, signature)
+        found = dict(r.as_equality() for r in imported.requirements if r.as_equality() is not None)
+        if not found:
+            return imported
+        same = {n: found.get(m, m) for n, m in same.items()} | found
+
+
+def _translated(source: OnnxModel, signature: Signature) -> ImportedModel:
+    """The model with these inputs."""
     builder = GraphBuilder(signature.variables)
     functions = {(domain_of(f.domain), f.name): f for f in source.proto.functions}
     importer = _Importer(builder, source.folder, functions, NodeNames(source.proto.graph))
-    scope = _Scope({v.name: v for v in signature.variables} | signature.values,
+    scope = Scope({v.name: v for v in signature.variables} | signature.values,
                    {t.name: t for t in source.proto.graph.initializer},
                    types={v.name: type_name(v.type.tensor_type.elem_type) for v in source.proto.graph.input})
-    importer.run(source.proto.graph.node, scope, source.opsets, None)
+    importer.run(source.proto.graph.node, Place(scope, source.opsets, None))
     importer.raise_unsupported()
     names = [o.name for o in source.proto.graph.output]
     if not names:
@@ -80,11 +90,12 @@ def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np
     mod = with_main(tvm.IRModule(), main)
     if not relax.analysis.check_well_formed(mod):
         raise ImportModelError("the translated model is not well formed")
-    return ImportedModel(mod, signature.specs, tuple(names), "onnx", hints=signature.hints,
-                         requirements=tuple({str(r): r for r in importer.requirements}.values()))
+    requirements = tuple({str(r): r for r in importer.requirements}.values())
+    return ImportedModel(mod, signature.specs, tuple(names), "onnx", hints=likely(signature.hints, requirements),
+                         requirements=requirements)
 
 
-def _as_variable(builder: GraphBuilder, value: Value | None, name: str) -> relax.Var:
+def _as_variable(builder: GraphBuilder, value: Result, name: str) -> relax.Var:
     if isinstance(value, np.ndarray):
         dtype = normal_dtype(value.dtype)
         if dtype is None:
@@ -92,35 +103,11 @@ def _as_variable(builder: GraphBuilder, value: Value | None, name: str) -> relax
         return builder.emit(constant(value.astype(dtype)), name)
     if isinstance(value, SymbolicArray):
         return materialized(builder, name, value)
-    if value is None:
+    if isinstance(value, TensorSequence):
+        raise UnsupportedOperatorError("an output that is a sequence is not supported", layer=name)
+    if not isinstance(value, relax.Var):
         raise ImportModelError("an output of the model is not produced", found=name)
     return value
-
-
-class _Unknown:
-    """The result of an operator without translation: what depends on it is not translated either."""
-
-
-_UNKNOWN = _Unknown()
-
-
-@dataclass
-class _Scope:
-    """Values by name, and the element types that the model declares for them; initializers become arrays when they
-    are read. ``None`` is an argument that is left out."""
-
-    values: dict[str, Value | _Unknown | None]
-    initializers: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    parent: _Scope | None = None
-    types: dict[str, str | None] = field(default_factory=dict)
-
-    def declared(self, name: str) -> str | None:
-        """The element type that the model declares for ``name``, here or around; None where it is unknown."""
-        if name in self.initializers:
-            return type_name(self.initializers[name].data_type)
-        if name in self.types or name in self.values:
-            return self.types.get(name)
-        return self.parent.declared(name) if self.parent is not None else None
 
 
 @dataclass
@@ -131,14 +118,15 @@ class _Importer:
     folder: Path | None
     functions: Mapping[tuple[str, str], onnx.FunctionProto]
     names: NodeNames
-    unsupported: list[tuple[str, str, str]] = field(default_factory=list)
+    unsupported: list[tuple[str, str, UnsupportedOperatorError]] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     caller: onnx.NodeProto | None = None
     constants_bytes: int = 0
+    unrolled: int = 0
 
-    def lookup(self, scope: _Scope, name: str) -> Value | _Unknown | None:
+    def lookup(self, scope: Scope, name: str) -> Result:
         """The value called ``name`` in ``scope`` or around it; ImportModelError where there is none."""
-        place: _Scope | None = scope
+        place: Scope | None = scope
         while place is not None:
             if name in place.values:
                 return place.values[name]
@@ -148,11 +136,12 @@ class _Importer:
             place = place.parent
         raise ImportModelError("a value is read that nothing produces", found=name)
 
-    def run(self, nodes: Sequence[onnx.NodeProto], scope: _Scope, opsets: Mapping[str, int], name: str | None) -> None:
-        """Translate ``nodes``; what they emit is called ``name``, or after each node where that is None."""
+    def run(self, nodes: Sequence[onnx.NodeProto], place: Place) -> None:
+        """Translate ``nodes``."""
+        scope = place.scope
         for node in sorted_nodes(nodes):
-            results = self._results(node, scope, opsets, name)
-            types = _result_types(node, scope, opsets)
+            results = self._results(node, place)
+            types = _result_types(node, place)
             for output, value, declared in zip(node.output, results, types, strict=False):
                 if output and isinstance(value, np.ndarray):
                     scope.types[output] = declared or str(value.dtype)
@@ -160,28 +149,26 @@ class _Importer:
                 elif output:
                     scope.types[output], scope.values[output] = declared, value
 
-    def _results(self, node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int],
-                 name: str | None) -> Sequence[Value | _Unknown | None]:
+    def _results(self, node: onnx.NodeProto, place: Place) -> Sequence[Result]:
         label, key = label_of(node), (domain_of(node.domain), node.op_type)
-        if key[0] not in opsets and key not in self.functions:
+        if key[0] not in place.opsets and key not in self.functions:
             raise ImportModelError("a node's operator domain has no version in the model", layer=label,
-                                   found=key[0] or "ai.onnx", expected=sorted(d or "ai.onnx" for d in opsets))
-        inputs = [self.lookup(scope, n) if n else None for n in node.input]
-        known = [v for v in inputs if not isinstance(v, _Unknown)]
+                                   found=key[0] or "ai.onnx", expected=sorted(d or "ai.onnx" for d in place.opsets))
+        inputs = [self.lookup(place.scope, n) if n else None for n in node.input]
+        known = [v for v in inputs if not isinstance(v, Unknown)]
         if len(known) < len(inputs):
-            if key not in OPERATORS and key not in self.functions and not _has_function(*key, opsets):
-                self._report(node, _NO_TRANSLATION)
-            return [_UNKNOWN] * len(node.output)
-        opset = opsets.get(key[0], 1)
+            if not self._is_translated(*key, place.opsets):
+                self._report(node, UnsupportedOperatorError(NO_TRANSLATION))
+            return [UNKNOWN] * len(node.output)
         try:
-            results = self._translate(node, scope, opsets, OnnxNode(
-                op=node.op_type, domain=key[0], opset=opset, name=name or self.names.of(node), label=label,
-                inputs=tuple(known), outputs=tuple(node.output), attributes=attributes_of(node, self.folder),
-                builder=self.builder, requirements=self.requirements,
-                declared=tuple(scope.declared(n) if n else None for n in node.input)))
+            results = self._translate(node, place, OnnxNode(
+                op=node.op_type, domain=key[0], opset=place.opsets.get(key[0], 1),
+                name=place.name or self.names.of(node), label=label, inputs=tuple(known), outputs=tuple(node.output),
+                attributes=attributes_of(node, self.folder), builder=self.builder, requirements=self.requirements,
+                declared=tuple(place.scope.declared(n) if n else None for n in node.input)))
         except UnsupportedOperatorError as error:
-            self._report(node, error.problem)
-            return [_UNKNOWN] * len(node.output)
+            self._report(node, error)
+            return [UNKNOWN] * len(node.output)
         except CompileError:
             raise
         except Exception as error:  # TVM's type inference raises its own errors for operands that do not fit.
@@ -192,8 +179,11 @@ class _Importer:
                                    expected=len(results))
         return results
 
-    def _translate(self, node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int],
-                   resolved: OnnxNode) -> Sequence[Value | _Unknown | None]:
+    def _is_translated(self, domain: str, op: str, opsets: Mapping[str, int]) -> bool:
+        return ((domain, op) in OPERATORS or (domain, op) in self.functions or (domain == "" and op in CONTROL)
+                or has_function(domain, op, opsets))
+
+    def _translate(self, node: onnx.NodeProto, place: Place, resolved: OnnxNode) -> Sequence[Result]:
         key = (resolved.domain, resolved.op)
         if key in self.functions:
             return self._call(node, self.functions[key], resolved)
@@ -201,25 +191,28 @@ class _Importer:
             _check_node(node, resolved)
             if resolved.op == "Constant":
                 return [_constant(resolved)]
-            if resolved.op == "If":
-                return self._branch(scope, opsets, resolved)
-            arrays = [v for v in resolved.inputs if not isinstance(v, relax.Var)]
-            if node.input and len(arrays) == len(resolved.inputs) and can_evaluate(node, resolved.opset):
-                plain = [v for v in arrays if not isinstance(v, SymbolicArray)]
-                if len(plain) == len(arrays):
-                    return self._evaluate(node, resolved, plain)
-                results = evaluate_symbolic(node, resolved, arrays)
-                if results is not None:
-                    return results
+            if resolved.op in CONTROL:
+                return CONTROL[resolved.op](self, resolved, place)
+            if (results := self._known(node, resolved)) is not None:
+                return results
         if key not in OPERATORS:
-            return self._call(node, _function_of(node, resolved), resolved)
+            return self._call(node, function_of(node, resolved), resolved)
         try:
             result = OPERATORS[key](resolved)
         except UnsupportedOperatorError:
-            if not _has_function(*key, opsets):
+            if not has_function(*key, place.opsets):
                 raise
-            return self._call(node, _function_of(node, resolved), resolved)
+            return self._call(node, function_of(node, resolved), resolved)
         return result if isinstance(result, tuple) else (result,)
+
+    def _known(self, node: onnx.NodeProto, resolved: OnnxNode) -> Sequence[Value] | None:
+        """The results of a node whose inputs are known; None where they are not."""
+        known = [v for v in resolved.inputs if v is None or isinstance(v, (np.ndarray, SymbolicArray))]
+        if not node.input or len(known) < len(resolved.inputs) or not can_evaluate(node, resolved.opset):
+            return None
+        arrays = [v for v in known if not isinstance(v, SymbolicArray)]
+        return self._evaluate(node, resolved, arrays) if len(arrays) == len(known) else \
+            evaluate_symbolic(node, resolved, known)
 
     def _evaluate(self, node: onnx.NodeProto, resolved: OnnxNode,
                   inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
@@ -230,65 +223,57 @@ class _Importer:
                                    layer=resolved.label, expected=f"at most {MAX_CONSTANTS_BYTES} bytes")
         return results
 
-    def _branch(self, scope: _Scope, opsets: Mapping[str, int],
-                node: OnnxNode) -> Sequence[Value | _Unknown | None]:
-        condition = node.known(0, "a condition")
-        if condition.size != 1:
-            raise node.fault("the condition is not one value", found=condition.shape)
-        graph = node.attribute("then_branch" if condition.reshape(()) else "else_branch")
-        if not isinstance(graph, onnx.GraphProto):
-            raise node.fault("a branch is missing")
-        check_graph(graph, _names(scope))
-        inner = _Scope({}, {t.name: t for t in graph.initializer}, scope)
-        self.run(graph.node, inner, opsets, None)
+    def body(self, graph: onnx.GraphProto, place: Place, arguments: Sequence[Result]) -> list[Result]:
+        """The results of a subgraph that is given ``arguments``; it sees the values around it."""
+        inner = Scope(dict(zip((v.name for v in graph.input), arguments, strict=False)),
+                      {t.name: t for t in graph.initializer}, place.scope,
+                      {v.name: type_name(v.type.tensor_type.elem_type) for v in graph.input})
+        self.run(graph.node, replace(place, scope=inner))
         return [self.lookup(inner, o.name) for o in graph.output]
 
-    def _call(self, node: onnx.NodeProto, function: onnx.FunctionProto,
-              resolved: OnnxNode) -> Sequence[Value | _Unknown | None]:
+    def _call(self, node: onnx.NodeProto, function: onnx.FunctionProto, resolved: OnnxNode) -> Sequence[Result]:
         """Translate the body of a function in place; all that it emits is named after the call."""
         if len(resolved.inputs) > len(function.input):
             raise resolved.fault("the function takes fewer arguments", found=len(resolved.inputs),
                                  expected=len(function.input))
         arguments = [*resolved.inputs, *[None] * (len(function.input) - len(resolved.inputs))]
-        scope = _Scope(dict(zip(function.input, arguments, strict=True)),
-                       types=dict(zip(function.input, resolved.declared, strict=False)))
-        body = [_with_arguments(n, node, function) for n in function.node]
+        scope = Scope(dict(zip(function.input, arguments, strict=True)),
+                      types=dict(zip(function.input, resolved.declared, strict=False)))
+        body = [with_arguments(n, node, function) for n in function.node]
         opsets = {"": onnx.defs.onnx_opset_version(), **opset_versions(function.opset_import)}
         outermost, self.caller = self.caller, self.caller or node
-        self.run(body, scope, opsets, resolved.name)
+        self.run(body, Place(scope, opsets, resolved.name))
         self.caller = outermost
         wanted = zip(function.output, [*node.output, *[""] * len(function.output)], strict=False)
         return [self.lookup(scope, inner) if outer else None for inner, outer in wanted]
 
-    def _report(self, node: onnx.NodeProto, reason: str) -> None:
+    def _report(self, node: onnx.NodeProto, error: UnsupportedOperatorError) -> None:
         """Note what has no translation; what a function calls is noted as the call."""
         node = self.caller or node
         kind = f"{node.domain}.{node.op_type}" if domain_of(node.domain) else node.op_type
-        self.unsupported.append((kind, label_of(node), reason))
+        self.unsupported.append((kind, label_of(node), error))
 
     def raise_unsupported(self) -> None:
         """Raise one UnsupportedOperatorError that lists everything without translation, if there is any."""
         if not self.unsupported:
             return
         lines = []
-        found = dict.fromkeys(self.unsupported)
+        found = dict.fromkeys((kind, label, error.problem) for kind, label, error in self.unsupported)
         for (kind, reason), count in sorted(Counter((k, r) for k, _, r in found).items()):
             nodes = [label for k, label, r in found if (k, r) == (kind, reason)]
             shown = ", ".join(nodes[:5]) + (" …" if count > 5 else "")
             lines.append(f"- {kind} ({count} {'node' if count == 1 else 'nodes'}: {shown}): {reason}")
+        hints = dict.fromkeys(e.hint for _, _, e in self.unsupported if e.hint is not None)
         raise UnsupportedOperatorError("the model has operators that are not supported:\n" + "\n".join(lines),
-                                       hint="export these layers in another form, or leave them out of the model")
+                                       hint="; or ".join([*hints, "export these layers in another form, or leave them "
+                                                                  "out of the model"]))
 
 
-def _result_types(node: onnx.NodeProto, scope: _Scope, opsets: Mapping[str, int]) -> list[str | None]:
+def _result_types(node: onnx.NodeProto, place: Place) -> list[str | None]:
     domain = domain_of(node.domain)
     stated = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
-    return result_types(domain, node.op_type, opsets.get(domain, 1), stated,
-                        [scope.declared(n) if n else None for n in node.input], len(node.output))
-
-
-def _names(scope: _Scope | None) -> set[str]:
-    return set() if scope is None else {*scope.values, *scope.initializers, *_names(scope.parent)}
+    return result_types(domain, node.op_type, place.opsets.get(domain, 1), stated,
+                        [place.scope.declared(n) if n else None for n in node.input], len(node.output))
 
 
 def _check_node(node: onnx.NodeProto, resolved: OnnxNode) -> None:
@@ -318,59 +303,3 @@ def _constant(node: OnnxNode) -> np.ndarray:
         if name in dtypes:
             return np.asarray(value, dtypes[name])
     raise node.unsupported("without a dense numeric value")
-
-
-def _has_function(domain: str, op: str, opsets: Mapping[str, int]) -> bool:
-    """Whether ONNX defines the operator by a function of other operators."""
-    try:
-        schema: Any = onnx.defs.get_schema(op, opsets.get(domain, 1), domain)
-    except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
-
-
-def _function_of(node: onnx.NodeProto, resolved: OnnxNode) -> onnx.FunctionProto:
-    """The function that ONNX defines the operator by; UnsupportedOperatorError where there is none."""
-    if not _has_function(resolved.domain, resolved.op, {resolved.domain: resolved.opset}):
-        depends = resolved.domain == "" and can_evaluate(node, resolved.opset)
-        raise UnsupportedOperatorError(_NO_TRANSLATION + " for inputs that depend on the model's" * depends,
-                                       layer=resolved.label)
-    schema: Any = onnx.defs.get_schema(resolved.op, resolved.opset, resolved.domain)  # onnx types a part of it only
-    function = onnx.FunctionProto()
-    if schema.has_function:
-        version = max([v for v in schema.function_opset_versions if v <= resolved.opset],
-                      default=min(schema.function_opset_versions))
-        function.ParseFromString(schema.get_function_with_opset_version(version))
-        function.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
-        return function
-    versions = schema.context_dependent_function_opset_versions
-    version = max([v for v in versions if v <= resolved.opset], default=min(versions))
-    types = [_type_of(v) for v in resolved.inputs]
-    function.ParseFromString(
-        schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types))
-    return function
-
-
-def _type_of(value: Value | None) -> bytes:
-    if value is None:
-        return onnx.TypeProto().SerializeToString()
-    dtype, shape = (dtype_of(value), dims_of(value)) if isinstance(value, relax.Var) else (value.dtype, value.shape)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(normal_dtype(dtype) or "float32"))
-    extents = [d if isinstance(d, int) else dim_text(d) for d in shape]
-    return helper.make_tensor_type_proto(kind, extents).SerializeToString()
-
-
-def _with_arguments(node: onnx.NodeProto, call: onnx.NodeProto, function: onnx.FunctionProto) -> onnx.NodeProto:
-    """``node`` of a function's body, with the attributes that it takes from the call or the defaults filled in."""
-    result = onnx.NodeProto()
-    result.CopyFrom(node)
-    del result.attribute[:]
-    given = {a.name: a for a in [*function.attribute_proto, *call.attribute]}
-    for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            result.attribute.append(attribute)
-        elif attribute.ref_attr_name in given:
-            filled = result.attribute.add()
-            filled.CopyFrom(given[attribute.ref_attr_name])
-            filled.name = attribute.name
-    return result

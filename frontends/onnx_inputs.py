@@ -40,7 +40,7 @@ class Signature:
 
 
 def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = None,
-                dims: Mapping[str, int] | None = None) -> Signature:
+                dims: Mapping[str, int] | None = None, same: Mapping[str, str | int] | None = None) -> Signature:
     """The inputs of ``graph`` that are not weights.
 
     Parameters
@@ -50,12 +50,15 @@ def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = 
         these names, with underscores for what is no letter or digit. The name of an input of one integer stands for its
         value.
 
+    same : symbols that turned out to be another symbol or a number, by name.
+
     Raises ImportModelError: the examples are too many or too few, differ from the model in rank, extent or element
     type, or disagree about an extent; a name in ``dims`` is not in the model.
     """
     weights = {t.name for t in graph.initializer}
     values = [v for v in graph.input if v.name not in weights]
-    binder = _Binder(dict(dims or {}), {d.dim_param for v in values for d in v.type.tensor_type.shape.dim})
+    named = {d.dim_param for v in values for d in v.type.tensor_type.shape.dim}
+    binder = _Binder(dict(dims or {}), dict(same or {}), named)
     fixed = [v for v in values if binder.is_fixed(v)]
     open_inputs = [v for v in values if v not in fixed]
     if examples is not None and len(examples) != len(open_inputs):
@@ -76,9 +79,10 @@ def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = 
 class _Binder:
     """Collects the signature; one symbol per name."""
 
-    def __init__(self, dims: Mapping[str, int], names: set[str]) -> None:
+    def __init__(self, dims: Mapping[str, int], same: Mapping[str, str | int], names: set[str]) -> None:
         self.signature = Signature()
         self._dims = dims
+        self._same = same
         self._names = {_identifier(n) for n in names}
         self._used: set[str] = set()
         self._symbols: dict[str, tirx.Var] = {}
@@ -122,6 +126,9 @@ class _Binder:
             if number is None and own in self._dims:
                 self._used.add(own)
                 number = self._dims[own]
+        meant = self._same.get(symbol, symbol)
+        if number is None and isinstance(meant, int):
+            number = meant
         if number is not None:
             if given is not None and given != number:
                 raise ImportModelError(f"dimension {axis} of an input does not fit", layer=name, found=given,
@@ -129,7 +136,7 @@ class _Binder:
             return number
         if given == 0:
             raise ImportModelError(f"dimension {axis} of an example input is empty", layer=name)
-        hints = self.signature.hints
+        symbol, hints = str(meant), self.signature.hints
         if given is not None and symbol in self._symbols and hints[symbol] != given:
             raise ImportModelError(f"the example inputs disagree about the dimension '{symbol}'", layer=name,
                                    found=given, expected=hints[symbol])

@@ -29,13 +29,13 @@ def fitted(node: OnnxNode, x: Expr, dims: Sequence[Dim]) -> Expr:
     return stated(node, x, [o if is_number(o, 1) else w for o, w in zip(own, wanted, strict=True)])
 
 
-def stated(node: OnnxNode, x: Expr, dims: Sequence[Dim]) -> Expr:
+def stated(node: OnnxNode, x: Expr, dims: Sequence[Dim], problem: str = "the operands do not fit") -> Expr:
     """``x``, whose extents are those of ``dims`` for all inputs that the program may be called with."""
     own = dims_of(x)
     if equal_dims(own, dims):
         return x
     for o, w in zip(own, dims, strict=True):
-        node.require_equal(o, w)
+        node.require_equal(o, w, problem)
     return node.emit(relax.op.reshape(x, dims), "fitted")
 
 

@@ -29,7 +29,8 @@ def padding(node: OnnxNode, extents: Sequence[Dim], kernel: Sequence[int], strid
     count = len(extents)
     for i, (extent, k, d) in enumerate(zip(extents, kernel, dilations, strict=True)):
         if node.op != "ConvTranspose":
-            node.require_at_least(extent + pads[i] + pads[count + i], (k - 1) * d + 1)
+            node.require_at_least(extent + pads[i] + pads[count + i], (k - 1) * d + 1,
+                                  "the kernel is larger than the padded input")
     return pads
 
 
@@ -100,7 +101,8 @@ def transposed_convolution(node: OnnxNode) -> Results:
                          found=f"input {shape_text(node.dims(0))}, weight {node.shape(1)}, {groups} groups")
     pads = _transposed_padding(node, kernel, strides, dilations, extra)
     for i, (e, k, s, d, x) in enumerate(zip(node.dims(0)[2:], kernel, strides, dilations, extra, strict=True)):
-        node.require_at_least(simplified(s * (e - 1) + x + (k - 1) * d + 1 - pads[i] - pads[spatial + i]), 1)
+        node.require_at_least(s * (e - 1) + x + (k - 1) * d + 1 - pads[i] - pads[spatial + i], 1,
+                              "the padding leaves nothing of the result")
     result = emit.transposed_convolution(
         node.builder, node.name, node.expr(0), node.expr(1), _known_bias(node), strides=strides, padding=pads,
         output_padding=extra, dilation=dilations, groups=groups)

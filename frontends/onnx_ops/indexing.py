@@ -116,7 +116,7 @@ def _check_elements(node: OnnxNode, axis: int) -> None:
         raise node.fault("the indices do not fit", found=f"input {shape_text(source)}, indices {shape_text(index)}")
     for a, (i, d) in enumerate(zip(index, source, strict=True)):
         if a != axis:
-            node.require_at_least(d, i)
+            node.require_at_least(d, i, "the indices do not fit")
 
 
 @operator("GatherElements")

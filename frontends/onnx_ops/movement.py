@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from ...ir import Dim, Expr, as_dim, dims_of, equal_dims, product_of, simplified
 from .broadcasting import concatenable, fitted, is_number, shape_text
 from .generators import filled
-from .node import OnnxNode, Results, Value, operator
+from .node import MAX_ELEMENTS, OnnxNode, Results, Value, operator
 from .slicing import Interval, sliced
 
 
@@ -222,9 +222,12 @@ def pad(node: OnnxNode) -> Results:
     value = sliced(node, node.value(0), cuts)
     flat = [max(w.get(a, 0), 0) for a in range(len(source)) for w in (before, after)]
     extents = node.constant(value).ty.shape
+    if any(w > MAX_ELEMENTS for w in flat):
+        raise node.fault("the widths are larger than a tensor can be", found=flat)
     for i, width in enumerate(flat):
         if mode in ("reflect", "wrap") and width:
-            node.require_at_least(as_dim(extents[i // 2]), width + (mode == "reflect"))
+            node.require_at_least(as_dim(extents[i // 2]), width + (mode == "reflect"),
+                                  f"the widths are larger than the input allows in mode {mode}")
     return value if not any(flat) else node.emit(
         relax.op.nn.pad(node.constant(value), flat, _PAD_MODES[mode], _pad_value(node)))
 

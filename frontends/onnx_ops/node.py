@@ -15,13 +15,13 @@ import numpy as np
 from tvm import relax, tirx
 
 from ...errors import ImportModelError, UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, constant, dim_text, dims_of, dtype_of, is_equal_dim
+from ...ir import Dim, Expr, GraphBuilder, constant, dim_text, dims_of, dtype_of, is_equal_dim, simplified
 from ..model import Requirement
 from ..symbolic_array import SymbolicArray, materialized
 
 Tensor: TypeAlias = relax.Var | np.ndarray
-Value: TypeAlias = Tensor | SymbolicArray
-Results: TypeAlias = Value | tuple[Value, ...]
+Value: TypeAlias = "Tensor | SymbolicArray | TensorSequence"
+Results: TypeAlias = "Value | tuple[Value | None, ...]"
 Translation = Callable[["OnnxNode"], Results]
 
 OPERATORS: dict[tuple[str, str], Translation] = {}
@@ -51,6 +51,13 @@ def normal_dtype(dtype: object) -> str | None:
     2 or 4 bits; None if there is none."""
     text = str(dtype)
     return "float32" if text in _FLOATS else text if text in _OTHERS else _PACKED.get(text)
+
+
+@dataclass(frozen=True)
+class TensorSequence:
+    """A sequence of values; how many there are is known."""
+
+    items: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -97,15 +104,25 @@ class OnnxNode:
 
     def value(self, index: int) -> Tensor:
         """Input ``index``, as a tensor; ImportModelError where it is left out."""
+        return self.tensor(self._given(index))
+
+    def tensor(self, value: Value) -> Tensor:
+        """``value`` as a tensor: symbolic arrays are computed in the graph."""
+        if isinstance(value, TensorSequence):
+            raise self.fault("an input is a sequence of tensors")
+        return materialized(self.builder, f"{self.name}.extents", value) if isinstance(value, SymbolicArray) else value
+
+    def _given(self, index: int) -> Value:
         result = self.inputs[index] if index < len(self.inputs) else None
         if result is None:
             raise self.fault(f"input {index} is missing", found=f"{len(self.inputs)} inputs")
-        return materialized(self.builder, f"{self.name}.extents", result) if isinstance(result, SymbolicArray) \
-            else result
+        return result
 
     def dims(self, index: int) -> tuple[Dim, ...]:
         """The shape of input ``index``, which may have symbolic extents."""
-        value = self.inputs[index] if self.has(index) else self.value(index)
+        value = self._given(index)
+        if isinstance(value, TensorSequence):
+            raise self.fault(f"input {index} is a sequence of tensors")
         return dims_of(value) if isinstance(value, relax.Var) else value.shape
 
     def rank(self, index: int) -> int:
@@ -124,25 +141,27 @@ class OnnxNode:
                                                hint='fix the extents it is made of: dims={"name": extent}')
         return tuple(d for d in dims if isinstance(d, int))
 
-    def require_equal(self, a: Dim, b: Dim) -> None:
+    def require_equal(self, a: Dim, b: Dim, problem: str = "extents differ") -> None:
         """Note that two extents have to be equal when the program is called; a fault where they never are."""
         if not isinstance(a, int) or not isinstance(b, int):
             if not is_equal_dim(a, b):
-                self.requirements.append(Requirement("==", a, b, self.label))
+                self.requirements.append(Requirement("==", simplified(a), simplified(b), self.label))
         elif a != b:
-            raise self.fault("extents differ", found=(a, b))
+            raise self.fault(problem, found=a, expected=b)
 
-    def require_at_least(self, a: Dim, least: Dim) -> None:
+    def require_at_least(self, a: Dim, least: Dim, problem: str = "an extent is too small") -> None:
         """Note that an extent has to be as large as another when the program is called."""
-        requirement = Requirement(">=", a, least, self.label)
+        requirement = Requirement(">=", simplified(a), simplified(least), self.label)
         if requirement.holds() is False:
-            raise self.fault("an extent is too small", found=dim_text(a), expected=f"at least {dim_text(least)}")
+            raise self.fault(problem, found=dim_text(a), expected=f"at least {dim_text(least)}")
         if requirement.holds() is None:
             self.requirements.append(requirement)
 
     def dtype(self, index: int) -> str:
         """The element type that input ``index`` has in normal form."""
-        value = self.inputs[index] if self.has(index) else self.value(index)
+        value = self._given(index)
+        if isinstance(value, TensorSequence):
+            raise self.fault(f"input {index} is a sequence of tensors")
         return dtype_of(value) if isinstance(value, relax.Var) else normal_dtype(value.dtype) or str(value.dtype)
 
     def declared_dtype(self, index: int) -> str:
@@ -171,7 +190,7 @@ class OnnxNode:
 
     def known(self, index: int, what: str) -> np.ndarray:
         """The array of input ``index``, which must be known at import; ``what`` names it in the error."""
-        value = self.inputs[index] if self.has(index) else self.value(index)
+        value = self._given(index)
         if isinstance(value, SymbolicArray):
             raise UnsupportedOperatorError(
                 f"{self.op} with {what} that depends on symbolic extents is not supported", layer=self.label,

@@ -64,7 +64,7 @@ def is_zero(zero: Tensor | None) -> bool:
 
 def real(node: OnnxNode, value: Tensor) -> Expr:
     """``value`` as float32."""
-    return node.constant(convert(node, value, "float32"))
+    return node.constant(value.astype(np.float32) if isinstance(value, np.ndarray) else convert(node, value, "float32"))
 
 
 def parameter(node: OnnxNode, index: int, data: int = 0) -> Tensor:

@@ -97,7 +97,7 @@ def _operand(node: OnnxNode, index: int, name: str, *, batch_first: bool) -> Exp
         axis = 0 if batch_first else 1
         shape = [*node.dims(index)]
         shape[axis] = node.dims(0)[axis]
-        value = stated(node, value, shape)
+        value = stated(node, value, shape, f"the operand {name} does not fit the others")
     if not batch_first:
         return node.constant(value)
     if isinstance(value, np.ndarray):

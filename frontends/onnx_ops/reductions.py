@@ -89,7 +89,7 @@ def top_k(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", -1)), node.rank(0))
     if wanted is None or len(wanted) != 1 or wanted[0] < 1:
         raise node.fault("k is out of range", found=wanted, expected="at least 1")
-    node.require_at_least(node.dims(0)[axis], wanted[0])
+    node.require_at_least(node.dims(0)[axis], wanted[0], "k is out of range")
     both = node.emit(relax.op.topk(node.expr(0), wanted[0], axis, "both", bool(node.attribute("largest", 1)), "int64"))
     return node.emit(relax.TupleGetItem(both, 0), "values"), node.emit(relax.TupleGetItem(both, 1), "indices")
 

@@ -83,9 +83,10 @@ def sliced(node: OnnxNode, x: Tensor, cuts: Mapping[int, range | Interval]) -> T
     for axis, c in cut.items():
         _require_inside(node, c, source[axis])
     if cut:
+        is_symbolic = any(isinstance(v, Expr) for a, c in cut.items() for v in (source[a], c.start, c.stop))
         value = node.emit(relax.op.strided_slice(
             value, list(cut), [c.start for c in cut.values()], [c.stop for c in cut.values()],
-            [c.step for c in cut.values()]))
+            [c.step for c in cut.values()], assume_inbound=is_symbolic))
     for axis, c in intervals.items():
         if c.backwards and not is_number(dims_of(value)[axis], 1):
             value = node.emit(relax.op.flip(value, axis))
@@ -117,7 +118,7 @@ def split(node: OnnxNode) -> Results:
     ends: list[Dim] = [simplified(e) for e in itertools.accumulate(parts)]
     if any(p < 0 for p in parts if isinstance(p, int)) or len(parts) < len(node.outputs):
         raise node.fault("the parts are unusable", found=shape_text(parts), expected=f"{len(node.outputs)} parts")
-    node.require_equal(ends[-1] if ends else 0, extent)
+    node.require_equal(ends[-1] if ends else 0, extent, "the parts do not add up")
     bounds = zip(parts, ends, strict=True)
     if isinstance(extent, int) and all(isinstance(p, int) for p in parts):
         return tuple(sliced(node, node.value(0), {axis: range(e - p, e)}) for p, e in bounds)

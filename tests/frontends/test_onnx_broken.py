@@ -175,7 +175,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], type[CompileError], str]]
                                    "do not fit"),
     "weights of a recurrent layer that do not fit": (
         lambda: model(node("LSTM", "x,w,r", hidden_size=4), shape=(5, 1, 3), w=floats(1, 16, 9), r=floats(1, 16, 4)),
-        ImportModelError, "weights do not fit"),
+        ImportModelError, "does not fit the others"),
     "function that calls itself": (recursive_function, ImportModelError, "nested too deeply"),
     "functions that multiply": (nested_functions, ImportModelError, "too many nodes"),
     "equation with an unknown letter": (lambda: model(node("Einsum", "x", equation="ij->ijk")), ImportModelError,
@@ -192,8 +192,8 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], type[CompileError], str]]
     "all of the result padded away": (lambda: model(node("ConvTranspose", "x,w", pads=[50] * 4), shape=(1, 3, 8, 8),
                                                     w=floats(3, 4, 3, 3)), ImportModelError, "leaves nothing"),
     "loop": (
-        lambda: model(node("Loop", "m,", "y", body=graph_of([], [1], [], {})), m=ints(3)), UnsupportedOperatorError,
-             "Loop"),
+        lambda: model(node("Loop", "m,", "y", body=graph_of([], [1], [], {})), m=ints(3)), ImportModelError,
+             "the body has not as many inputs"),
 }
 
 
