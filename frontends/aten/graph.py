@@ -31,9 +31,7 @@ def packet_name(op: torch._ops.OpOverload) -> str:
 
 def handler_of(op: torch._ops.OpOverload) -> Handler | None:
     """The entry of the table for an operator; the in-place form has that of the functional one."""
-    if op.namespace != "aten":
-        return None
-    name = packet_name(op)
+    name = packet_name(op) if op.namespace == "aten" else f"{op.namespace}.{packet_name(op)}"
     names = [name, name.removesuffix("_")] if not name.startswith("__") else [name]
     keys = [key for n in names for key in (f"{n}.{op._overloadname}", n)]
     return next((TABLE[key] for key in keys if key in TABLE), None)
