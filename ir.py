@@ -141,6 +141,14 @@ def is_equal_dim(a: Dim, b: Dim) -> bool:
     return bool(analyzer_of(a, b).can_prove_equal(a, b))
 
 
+def is_less(a: Dim, b: Dim) -> bool:
+    """Whether an extent is provably below another."""
+    a, b = as_dim(a), as_dim(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return bool(analyzer_of(a, b).can_prove(a < b))
+
+
 def product_of(dims: Iterable[Dim]) -> Dim:
     """The number of elements of a shape."""
     total: Dim = 1

@@ -12,7 +12,7 @@ from ...precision import Storage
 from ..target import Capabilities
 from .epilogue import Position
 from .kernel import Kernel, buffer_dtype
-from .loops import for_each_vector
+from .loops import Loops, for_each_vector
 from .vector_math import bound
 from .vector_memory import Index, flat_view, import_conversions, load_float, store_float
 
@@ -38,5 +38,6 @@ def build_cast(shape: Sequence[Dim], source: Storage, target: Storage, capabilit
             value = bound(load_float(x, position.column, lanes, valid, source))
             store_float(y, position.column, value, valid, target, capabilities.features)
 
-        for_each_vector(1, size, lanes, threads, convert, typical)
+        loops = Loops(capabilities.vector_bits // 8, threads, typical)
+        for_each_vector(1, size, lanes, loops, convert)
     return Kernel(builder.get(), (), 0, tuple(symbols))

@@ -8,7 +8,7 @@ from tvm.script.ir_builder import tirx as T
 from ..target import Capabilities
 from .epilogue import Epilogue, is_one
 from .kernel import Kernel, KernelRequest, declare_parameters
-from .loops import for_each_vector
+from .loops import Loops, for_each_vector
 
 
 def build_elementwise(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -21,6 +21,6 @@ def build_elementwise(request: KernelRequest, capabilities: Capabilities, thread
     lanes = 1 if is_one(epilogue.columns) else epilogue.vector_lanes
     with IRBuilder() as builder, T.prim_func():
         epilogue.bind(declare_parameters(request, epilogue.constants))
-        for_each_vector(epilogue.rows, epilogue.columns, lanes, threads,
-                        lambda position, valid: epilogue.emit(None, position, valid), request.typical)
+        for_each_vector(epilogue.rows, epilogue.columns, lanes, Loops.of(request, capabilities, threads),
+                        lambda position, valid: epilogue.emit(None, position, valid))
     return Kernel(builder.get(), tuple(epilogue.constants), 0, tuple(request.group.symbols))

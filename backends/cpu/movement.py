@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import tvm
@@ -18,12 +17,14 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, constant_value, op_name, outputs_of, shape_of
+from ...ir import Constant, Dim, as_dim, constant_value, dims_of, op_name, outputs_of, product_of, simplified
 from ...precision import Storage
 from ..target import Capabilities
 from .arrays import encode_array
+from .copying import copy, fill
 from .kernel import Kernel, KernelRequest, buffer_dtype, declare_parameters
-from .strided import Strided, copy, dense, fill
+from .loops import Loops
+from .strided import Strided, dense
 from .vector_memory import flat_view
 from .windows import Window, emit_max_pool
 
@@ -39,19 +40,19 @@ def build_movement(request: KernelRequest, capabilities: Capabilities, threads: 
     arrays = tuple(encode_array(constant_value(c), request.outputs[0]) for c in constants)
     with IRBuilder() as builder, T.prim_func():
         parameters = declare_parameters(request, arrays)
-        known = {**dict(zip(request.group.function.params, parameters.inputs, strict=True)),
+        known = {**dict(zip(request.group.parameters, parameters.inputs, strict=True)),
                  **dict(zip(constants, parameters.constants, strict=True))}
         tensors: dict[tvm.ir.Expr, Strided] = {
-            key: dense(flat_view(buffer), shape_of(key)) for key, buffer in known.items()}
-        stage = _Stage(request.outputs[0], capabilities.vector_bits // 8, threads, request.group.name,
+            key: dense(flat_view(buffer), dims_of(key)) for key, buffer in known.items()}
+        stage = _Stage(request.outputs[0], Loops.of(request, capabilities, threads), request.group.name,
                        flat_view(parameters.outputs[0]))
         bindings, last = request.group.bindings, _last_copy(request)
         for position, binding in enumerate(bindings):
             tensors[binding.var] = stage.apply(binding, tensors, may_write_output=position >= last)
         result = tensors[outputs_of(request.group.function)[0]]
         if result.buffer is not stage.output:
-            copy(dense(stage.output, result.shape), result, stage.vector_bytes, threads)
-    return Kernel(builder.get(), arrays, 0)
+            copy(dense(stage.output, result.shape), result, stage.loops)
+    return Kernel(builder.get(), arrays, 0, tuple(request.group.symbols))
 
 
 def _constants(value: tvm.ir.Expr) -> list[Constant]:
@@ -74,8 +75,7 @@ class _Stage:
     """Applies one operator after the other inside the function being built."""
 
     storage: Storage
-    vector_bytes: int
-    threads: int
+    loops: Loops
     layer: str
     output: tvm.ir.Expr
     target: tvm.ir.Expr | None = None
@@ -88,23 +88,23 @@ class _Stage:
         arguments = [tensors[f] for arg in call.args for f in (arg.fields if isinstance(arg, relax.Tuple) else [arg])
                      if f in tensors]
         self.target = self.output if may_write_output else None
-        return _OPERATORS[name](self, call, arguments, shape_of(binding.var))
+        return _OPERATORS[name](self, call, arguments, dims_of(binding.var))
 
-    def allocate(self, shape: Sequence[int]) -> Strided:
+    def allocate(self, shape: Sequence[Dim]) -> Strided:
         """A dense tensor to write: the output itself where the operator is the last that writes."""
         buffer = self.target
         if buffer is None:
-            buffer = T.alloc_buffer((prod(shape),), buffer_dtype(self.storage))
+            buffer = T.alloc_buffer((product_of(shape),), buffer_dtype(self.storage))
         return dense(buffer, shape)
 
     def ordered(self, x: Strided) -> Strided:
         """``x`` itself, or a dense copy of it in memory of its own."""
-        return x if x.is_dense else self.copied(x, T.alloc_buffer((prod(x.shape),), buffer_dtype(self.storage)))
+        return x if x.is_dense else self.copied(x, T.alloc_buffer((product_of(x.shape),), buffer_dtype(self.storage)))
 
     def copied(self, x: Strided, buffer: tvm.ir.Expr) -> Strided:
         """A dense copy of ``x`` in a buffer."""
         result = dense(buffer, x.shape)
-        copy(result, x, self.vector_bytes, self.threads)
+        copy(result, x, self.loops)
         return result
 
     def zero(self, value: float = 0.0) -> int | float:
@@ -113,99 +113,112 @@ class _Stage:
         return float(stored) if self.storage.dtype == "float32" else int(stored)
 
 
-def _reshape(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+def _reshape(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     same = inputs[0].reshaped(shape)
     return same if same is not None else dense(stage.copied(inputs[0], stage.allocate(shape).buffer).buffer, shape)
 
 
-def _permute(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
-    axes = call.attrs.axes
-    return inputs[0].with_layout(inputs[0].layout.transpose([int(a) for a in axes] if axes is not None else None))
+def _permute(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
+    axes, rank = call.attrs.axes, len(shape)
+    return inputs[0].transposed([int(a) % rank for a in axes] if axes is not None else list(reversed(range(rank))))
 
 
-def _slice(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
-    axes, begin, end = ([int(v.value if hasattr(v, "value") else v) for v in arg.fields] for arg in call.args[1:4])
-    steps = [int(v.value) for v in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
-    index = [slice(None)] * len(inputs[0].shape)
-    for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
-        extent = inputs[0].shape[axis]
-        stop = None if step < 0 and last < -extent else last
-        index[axis] = slice(first, stop, step)
-    return inputs[0].with_layout(inputs[0].layout[tuple(index)])
+def _slice(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
+    axes, begin = ([as_dim(v) for v in arg.fields] for arg in call.args[1:3])
+    steps = [as_dim(v) for v in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
+    result = inputs[0]
+    for axis, first, step in zip(axes, begin, steps, strict=True):
+        axis = axis % len(shape)
+        start = _first_element(first, result.shape[axis], backwards=not isinstance(step, int) or step < 0)
+        result = result.sliced(axis, start, shape[axis], step)
+    return result
 
 
-def _broadcast(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
-    return inputs[0].with_layout(np.broadcast_to(inputs[0].layout, shape))
+def _first_element(index: Dim, extent: Dim, *, backwards: bool) -> Dim:
+    """Where a slice starts, as Relax counts: a negative index from the end, then into the tensor."""
+    last = extent - 1 if backwards else extent
+    if isinstance(index, int) and isinstance(extent, int):
+        return min(max(index + extent if index < 0 else index, 0), last)
+    if isinstance(index, int):
+        return simplified(T.max(index + extent, 0)) if index < 0 else simplified(T.min(index, last))
+    negative = T.Select(index < 0, index + extent, index)
+    return simplified(T.min(T.max(negative, 0), last))
 
 
-def _tile(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+def _broadcast(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
+    return inputs[0].broadcast(shape)
+
+
+def _tile(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     extents = (1,) * (len(shape) - len(inputs[0].shape)) + inputs[0].shape
+    repeats = [int(r) for r in call.attrs.repeats]
+    repeats = [1] * (len(shape) - len(repeats)) + repeats
     paired = [d for extent in extents for d in (1, extent)]
-    repeated = [d for full, extent in zip(shape, extents, strict=True) for d in (full // extent, extent)]
+    repeated = [d for repeat, extent in zip(repeats, extents, strict=True) for d in (repeat, extent)]
     source = stage.ordered(inputs[0])
-    tiled = dense(source.buffer, paired)
     result = stage.allocate(shape)
-    copy(dense(result.buffer, repeated), tiled.with_layout(np.broadcast_to(tiled.layout, repeated)),
-         stage.vector_bytes, stage.threads)
+    copy(dense(result.buffer, repeated), dense(source.buffer, paired).broadcast(repeated), stage.loops)
     return result
 
 
-def _repeat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
-    layout = inputs[0].layout if call.attrs.axis is not None else stage.ordered(inputs[0]).layout.reshape(-1)
-    axis = int(call.attrs.axis) % layout.ndim if call.attrs.axis is not None else 0
-    wide = np.expand_dims(layout, axis + 1)
-    extents = (*layout.shape[:axis + 1], int(call.attrs.repeats), *layout.shape[axis + 1:])
+def _repeat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
+    source, axis = inputs[0], 0
+    if call.attrs.axis is not None:
+        axis = int(call.attrs.axis) % len(source.shape)
+    else:
+        source = dense(stage.ordered(source).buffer, [product_of(source.shape)])
+    extents = (*source.shape[:axis + 1], int(call.attrs.repeats), *source.shape[axis + 1:])
     result = stage.allocate(shape)
-    copy(dense(result.buffer, extents), inputs[0].with_layout(np.broadcast_to(wide, extents)), stage.vector_bytes,
-         stage.threads)
+    copy(dense(result.buffer, extents), source.inserted(axis + 1).broadcast(extents), stage.loops)
     return result
 
 
-def _concat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+def _concat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     axis = int(call.attrs.axis if call.attrs.axis is not None else 0) % len(shape)
-    result, first = stage.allocate(shape), 0
+    result = stage.allocate(shape)
+    first: Dim = 0
     for x in inputs:
-        index = [slice(None)] * len(shape)
-        index[axis] = slice(first, first + x.shape[axis])
-        copy(result.with_layout(result.layout[tuple(index)]), x, stage.vector_bytes, stage.threads)
-        first += x.shape[axis]
+        copy(result.sliced(axis, first, x.shape[axis]), x, stage.loops)
+        first = first + x.shape[axis]
     return result
 
 
-def _stack(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+def _stack(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     axis = int(call.attrs.axis if call.attrs.axis is not None else 0) % len(shape)
     result = stage.allocate(shape)
     for position, x in enumerate(inputs):
-        copy(result.with_layout(np.moveaxis(result.layout, axis, 0)[position]), x, stage.vector_bytes, stage.threads)
+        copy(result.sliced(axis, position, 1).without(axis), x, stage.loops)
     return result
 
 
-def _flip(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
-    return inputs[0].with_layout(np.flip(inputs[0].layout, int(call.attrs.axis)))
+def _flip(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
+    axis = int(call.attrs.axis) % len(shape)
+    return inputs[0].sliced(axis, shape[axis] - 1, shape[axis], -1)
 
 
-def _pad(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+def _pad(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     widths, mode = [int(w) for w in call.attrs.pad_width], str(call.attrs.pad_mode)
     if mode != "constant":
         raise UnsupportedOperatorError("this way of padding has no kernel", layer=stage.layer, found=mode,
                                        expected="constant")
     value = constant_value(call.args[1]).item() if len(call.args) > 1 else float(call.attrs.pad_value)
     result = stage.allocate(shape)
-    fill(result, stage.zero(value), stage.vector_bytes, stage.threads)
-    index = tuple(slice(before, before + extent)
-                  for before, extent in zip(widths[::2], inputs[0].shape, strict=True))
-    copy(result.with_layout(result.layout[index]), inputs[0], stage.vector_bytes, stage.threads)
+    fill(result, stage.zero(value), stage.loops)
+    inside = result
+    for axis, (before, extent) in enumerate(zip(widths[::2], inputs[0].shape, strict=True)):
+        inside = inside.sliced(axis, before, extent)
+    copy(inside, inputs[0], stage.loops)
     return result
 
 
-def _max_pool(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[int, ...]) -> Strided:
+def _max_pool(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     source, result = stage.ordered(inputs[0]), stage.allocate(shape)
     emit_max_pool(source.buffer, result.buffer, Window.of(call, source.shape, shape, stage.layer), stage.storage,
-                  stage.vector_bytes, stage.threads)
+                  stage.loops)
     return result
 
 
-_Operator = Callable[[_Stage, relax.Call, Sequence[Strided], tuple[int, ...]], Strided]
+_Operator = Callable[[_Stage, relax.Call, Sequence[Strided], tuple[Dim, ...]], Strided]
 _OPERATORS: dict[str | None, _Operator] = {
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.permute_dims": _permute,

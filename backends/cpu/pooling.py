@@ -7,10 +7,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
-from ...ir import op_name, shape_of
+from ...ir import dims_of, is_equal_dim, op_name
 from ..target import Capabilities
 from .epilogue import Epilogue, Position
 from .kernel import Kernel, KernelRequest, declare_parameters
+from .loops import Loops
 from .movement import build_movement
 from .signature import input_index
 from .vector_math import splat
@@ -30,7 +31,7 @@ def build_pool(request: KernelRequest, capabilities: Capabilities, threads: int)
         return build_movement(request, capabilities, threads)
     if "avg_pool" not in name:
         raise UnsupportedOperatorError("this pool has no kernel", layer=request.group.name, found=name)
-    window = Window.of(call, shape_of(call.args[0]), shape_of(anchor.var), request.group.name)
+    window = Window.of(call, dims_of(call.args[0]), dims_of(anchor.var), request.group.name)
     epilogue = Epilogue(request, capabilities, anchor)
     source = input_index(request, call.args[0])
     lanes = epilogue.vector_lanes if window.channels > 1 else 1
@@ -39,7 +40,7 @@ def build_pool(request: KernelRequest, capabilities: Capabilities, threads: int)
         x = flat_view(parameters.inputs[source])
         epilogue.bind(parameters)
 
-        def pool(row: Index, column: Index, valid: int) -> None:
+        def pool(row: Index, column: Index, valid: Index) -> None:
             total = T.alloc_buffer((lanes,), "float32")
             store(total, 0, splat(0.0, lanes), lanes)
 
@@ -51,13 +52,13 @@ def build_pool(request: KernelRequest, capabilities: Capabilities, threads: int)
             mean = load(total, 0, lanes, lanes) / splat(T.Cast("float32", _count(window, call, row)), lanes)
             epilogue.emit(mean, _position(epilogue, window, row, column), valid)
 
-        for_each_output(window, lanes, threads, pool)
-    return Kernel(builder.get(), tuple(epilogue.constants), 0)
+        for_each_output(window, lanes, Loops.of(request, capabilities, threads), pool)
+    return Kernel(builder.get(), tuple(epilogue.constants), 0, tuple(request.group.symbols))
 
 
 def _position(epilogue: Epilogue, window: Window, row: Index, column: Index) -> Position:
     """Where a window's result lies; in channels-first layouts the last axis is a spatial one."""
-    if window.channels == epilogue.columns:
+    if is_equal_dim(window.channels, epilogue.columns):
         return Position(row, column)
     return Position(T.floordiv(row, epilogue.columns), T.floormod(row, epilogue.columns))
 

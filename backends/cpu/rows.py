@@ -8,7 +8,6 @@ Everything is computed in float32 and the epilogue is applied to the results.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 import tvm
@@ -17,17 +16,19 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, constant_value, op_name, shape_of
+from ...ir import Constant, constant_value, dims_of, is_equal_dim, op_name, product_of
 from ...precision import FLOAT32
 from ..target import Capabilities
 from . import vector_math as vm
+from .copying import copy
 from .epilogue import Epilogue, Position
 from .kernel import Kernel, KernelRequest, Parameters, declare_parameters
+from .loops import Loops
 from .scan import Scan, Shape, are_neighbours
 from .signature import input_index
-from .strided import Strided, copy, dense
+from .strided import Strided, dense
 from .vector_math import Vector, bound, splat
-from .vector_memory import flat_view, load_float
+from .vector_memory import Index, flat_view, load_float
 
 # What of a normalization's affine part multiplies and what adds: positions in the call's arguments.
 _AFFINE = {"relax.nn.layer_norm": (1, 2), "relax.nn.rms_norm": (1,)}
@@ -44,7 +45,8 @@ def build_rows(request: KernelRequest, capabilities: Capabilities, threads: int)
     if name not in _ANCHORS:
         raise UnsupportedOperatorError("this reduction has no kernel", layer=layer, found=name)
     epilogue = Epilogue(request, capabilities, anchor)
-    extents, axes = shape_of(call.args[0]), _axes(call)
+    extents, axes = dims_of(call.args[0]), _axes(call)
+    loops = Loops.of(request, capabilities, threads)
     affine = [call.args[i] for i in _AFFINE.get(name, ())]
     own = [np.ascontiguousarray(constant_value(a), np.float32) for a in affine if isinstance(a, Constant)]
     with IRBuilder() as builder, T.prim_func():
@@ -53,26 +55,25 @@ def build_rows(request: KernelRequest, capabilities: Capabilities, threads: int)
         source = input_index(request, call.args[0])
         x = dense(flat_view(parameters.inputs[source]), extents)
         if not are_neighbours(extents, axes):
-            x, axes = _reduced_last(x, axes, capabilities.vector_bits // 8, threads)
-        scan = Scan(x.buffer, request.inputs[source], Shape.of(x.shape, axes), epilogue.vector_lanes, threads)
+            x, axes = _reduced_last(x, axes, loops)
+        scan = Scan(x.buffer, request.inputs[source], Shape.of(x.shape, axes), epilogue.vector_lanes, loops)
         weights = _Weights(request, parameters, affine)
         _ANCHORS[name](call, scan, epilogue, weights)
-    return Kernel(builder.get(), (*own, *epilogue.constants), 0)
+    return Kernel(builder.get(), (*own, *epilogue.constants), 0, tuple(request.group.symbols))
 
 
-def _reduced_last(x: Strided, axes: tuple[int, ...], vector_bytes: int,
-                  threads: int) -> tuple[Strided, tuple[int, ...]]:
+def _reduced_last(x: Strided, axes: tuple[int, ...], loops: Loops) -> tuple[Strided, tuple[int, ...]]:
     """A copy of a tensor with the reduced axes moved to the end, and where they are then."""
     rank = len(x.shape)
     order = [d for d in range(rank) if d not in axes] + list(axes)
-    moved = x.with_layout(x.layout.transpose(order))
-    result = dense(T.alloc_buffer((prod(x.shape),), str(x.buffer.dtype)), moved.shape)
-    copy(result, moved, vector_bytes, threads)
+    moved = x.transposed(order)
+    result = dense(T.alloc_buffer((product_of(x.shape),), str(x.buffer.dtype)), moved.shape)
+    copy(result, moved, loops)
     return result, tuple(range(rank - len(axes), rank))
 
 
 def _axes(call: relax.Call) -> tuple[int, ...]:
-    rank = len(shape_of(call.args[0]))
+    rank = len(dims_of(call.args[0]))
     if hasattr(call.attrs, "axes"):
         axes = [int(a) for a in call.attrs.axes]
     elif op_name(call) in ("relax.nn.softmax", "relax.nn.log_softmax"):
@@ -95,10 +96,10 @@ class _Weights:
                 index = input_index(request, expr)
                 self._sources.append((flat_view(parameters.inputs[index]), request.inputs[index]))
 
-    def load(self, which: int, scan: Scan, at: Position, valid: int) -> Vector:
+    def load(self, which: int, scan: Scan, at: Position, valid: Index) -> Vector:
         """The weights of the vector at a place of the scan (``at.row`` counts along the reduced axes)."""
         buffer, storage = self._sources[which]
-        if scan.shape.inner == 1:
+        if is_equal_dim(scan.shape.inner, 1):
             return load_float(buffer, at.row * scan.shape.columns + at.column, scan.lanes, valid, storage)
         return splat(load_float(buffer, at.row, 1, 1, storage), scan.lanes)
 
@@ -117,7 +118,7 @@ def _softmax(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights
             return
         factor = bound(splat(1.0, vm.lanes_of(total)) / total)
 
-        def finish(x: Vector, at: Position, place: Position, valid: int) -> None:
+        def finish(x: Vector, at: Position, place: Position, valid: Index) -> None:
             power = x if scan.has_kept else vm.exp(x - scan.spread(highest))
             epilogue.emit(power * scan.spread(factor), place, valid)
 
@@ -130,7 +131,7 @@ def _layer_norm(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weig
         variance = scan.mean(lambda x: _square(x - scan.spread(mean)))
         factor = bound(_inverse_root(variance, float(call.attrs.epsilon)))
 
-        def finish(x: Vector, at: Position, place: Position, valid: int) -> None:
+        def finish(x: Vector, at: Position, place: Position, valid: Index) -> None:
             y = (x - scan.spread(mean)) * scan.spread(factor)
             if call.attrs.scale:
                 y = y * weights.load(0, scan, at, valid)
@@ -164,7 +165,7 @@ def _reduce(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights)
         result = bound(scan.mean(lambda x: x) if kind == "mean" else scan.reduce(kind, lambda x: x))
         index = scan.result_index
         columns = epilogue.columns
-        place = Position(index, 0) if columns == 1 else Position(T.floordiv(index, columns), T.floormod(index, columns))
+        place = Position(index, 0) if is_equal_dim(columns, 1) else Position(T.floordiv(index, columns), T.floormod(index, columns))
         epilogue.emit(result, place, scan.valid)
 
 

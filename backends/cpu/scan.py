@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 
 import tvm
 from tvm.script.ir_builder import tirx as T
 
+from ...ir import Dim, is_equal_dim, product_of, simplified
 from ...precision import Storage
 from .epilogue import Position
-from .loops import task_loop
+from .loops import Loops, for_vectors, task_loop
 from .vector_math import Vector, bound, lanes_of, splat, vector_type
-from .vector_memory import Index, load, load_float, store
+from .vector_memory import Index, load, load_float, mask_of, store
 
 # Accumulators of a row: additions of one vector each take four cycles and can overlap.
 _ACCUMULATORS = 4
@@ -29,28 +30,37 @@ class Shape:
         inner part.
     """
 
-    outer: int
-    reduced: int
-    inner: int
-    columns: int
+    outer: Dim
+    reduced: Dim
+    inner: Dim
+    columns: Dim
 
     @classmethod
-    def of(cls, shape: Sequence[int], axes: Sequence[int]) -> Shape:
+    def of(cls, shape: Sequence[Dim], axes: Sequence[int]) -> Shape:
         """The view of a reduction over neighbouring axes."""
-        chosen = [d for d in axes if shape[d] > 1]
+        chosen = [d for d in axes if not is_equal_dim(shape[d], 1)]
         if not chosen:
-            size = prod(shape)
-            return cls(size, 1, 1, 1)
-        inner = prod(shape[chosen[-1] + 1:])
-        columns = shape[-1] if inner > 1 else shape[chosen[-1]]
-        return cls(prod(shape[:chosen[0]]), prod(shape[d] for d in chosen), inner, columns)
+            return cls(product_of(shape), 1, 1, 1)
+        inner = product_of(shape[chosen[-1] + 1:])
+        columns = shape[chosen[-1]] if is_equal_dim(inner, 1) else shape[-1]
+        return cls(product_of(shape[:chosen[0]]), product_of(shape[d] for d in chosen), inner, columns)
+
+    @property
+    def lines(self) -> Dim:
+        """Rows of ``columns`` elements of one index of the outer and the reduced part."""
+        return 1 if is_equal_dim(self.inner, self.columns) else simplified(self.inner // self.columns)
+
+    @property
+    def segments(self) -> Dim:
+        """Rows of ``columns`` elements that a reduction along rows takes together."""
+        return 1 if is_equal_dim(self.reduced, self.columns) else simplified(self.reduced // self.columns)
 
 
-def are_neighbours(shape: Sequence[int], axes: Sequence[int]) -> bool:
+def are_neighbours(shape: Sequence[Dim], axes: Sequence[int]) -> bool:
     """Whether no kept axis lies between reduced ones; axes of extent 1 do not count."""
-    chosen = [d for d in axes if shape[d] > 1]
-    between = [d for d, extent in enumerate(shape) if extent > 1 and chosen and chosen[0] <= d <= chosen[-1]]
-    return between == chosen
+    wide = [d for d, extent in enumerate(shape) if not is_equal_dim(extent, 1)]
+    chosen = [d for d in axes if d in wide]
+    return [d for d in wide if chosen and chosen[0] <= d <= chosen[-1]] == chosen
 
 
 def combine(kind: str, a: Vector, b: Vector) -> Vector:
@@ -71,15 +81,15 @@ class Scan:
     has_kept : whether a pass has kept its values for the next ``each``.
     """
 
-    def __init__(self, buffer: tvm.ir.Expr, storage: Storage, shape: Shape, lanes: int, threads: int) -> None:
+    def __init__(self, buffer: tvm.ir.Expr, storage: Storage, shape: Shape, lanes: int, loops: Loops) -> None:
         self.shape = shape
         self.valid: Index = 1
         self.result_index: Index = 0
         self.has_kept = False
-        self._buffer, self._storage, self._threads = buffer, storage, threads
-        self._by_row = shape.inner == 1
-        self.lanes = lanes if shape.columns > 1 else 1
-        self._segments = shape.reduced // shape.columns if self._by_row else shape.reduced
+        self._buffer, self._storage, self._loops = buffer, storage, loops
+        self._by_row = is_equal_dim(shape.inner, 1)
+        self.lanes = 1 if is_equal_dim(shape.columns, 1) else lanes
+        self._segments = shape.segments if self._by_row else shape.reduced
 
     @contextmanager
     def units(self) -> Iterator[None]:
@@ -87,18 +97,19 @@ class Scan:
         s = self.shape
         elements = s.outer * s.reduced * s.inner
         if self._by_row:
-            with task_loop(s.outer, elements, self._threads) as unit:
+            with task_loop(s.outer, elements, self._loops) as unit:
                 self._unit = self.result_index = unit
                 yield
             return
         vectors = -(-s.columns // self.lanes)
-        with task_loop(s.outer * (s.inner // s.columns) * vectors, elements, self._threads) as unit:
+        with task_loop(s.outer * s.lines * vectors, elements, self._loops) as unit:
             line = T.floordiv(unit, vectors)
             self._column = T.floormod(unit, vectors) * self.lanes
-            self._outer = T.floordiv(line, s.inner // s.columns)
-            self._line = T.floormod(line, s.inner // s.columns)
+            self._outer = T.floordiv(line, s.lines)
+            self._line = T.floormod(line, s.lines)
             self.result_index = line * s.columns + self._column
-            self.valid = T.min(self.lanes, s.columns - self._column) if s.columns % self.lanes else self.lanes
+            whole = is_equal_dim(s.columns % self.lanes, 0)
+            self.valid = self.lanes if whole else T.min(self.lanes, s.columns - self._column)
             yield
 
     def spread(self, x: Vector) -> Vector:
@@ -108,7 +119,10 @@ class Scan:
     def mean(self, function: Callable[[Vector], Vector]) -> Vector:
         """The mean of a function of the unit's elements."""
         total = self.reduce("sum", function)
-        return total * splat(1.0 / self.shape.reduced, lanes_of(total))
+        count = self.shape.reduced
+        if isinstance(count, int):
+            return total * splat(1.0 / count, lanes_of(total))
+        return total / splat(T.Cast("float32", count), lanes_of(total))
 
     def reduce(self, kind: str, function: Callable[[Vector], Vector], *, keep: bool = False) -> Vector:
         """"sum", "max" or "min" of a function of the unit's elements: a scalar for rows, else a vector.
@@ -122,8 +136,8 @@ class Scan:
             value = bound(function(x))
             if kept is not None:
                 store(kept, at.row * self.shape.columns + at.column, value, valid)
-            if self._by_row and isinstance(valid, int) and valid < self.lanes:
-                mask = T.ramp(0, 1, self.lanes) < T.broadcast(valid, self.lanes)
+            if self._by_row and not (isinstance(valid, int) and valid >= self.lanes):
+                mask = mask_of(self.lanes, valid)
                 value = T.Select(mask, value, splat(_NEUTRAL[kind], self.lanes))
             slot = slots[number % len(slots)]
             store(slot, 0, combine(kind, load(slot, 0, self.lanes, self.lanes), value), self.lanes)
@@ -150,21 +164,24 @@ class Scan:
                kept: tvm.ir.Expr | None) -> None:
         if not self._by_row:
             s = self.shape
-            with T.serial(0, self._segments) as k:
-                row = (self._outer * s.reduced + k) * (s.inner // s.columns) + self._line
+            with T.serial(self._segments) as k:
+                row = (self._outer * s.reduced + k) * s.lines + self._line
                 self._load(step, Position(k, self._column), Position(row, self._column), self.valid, 0, None)
             return
-        with T.serial(0, self._segments) as segment:
+        with T.serial(self._segments) as segment:
             self._visit_row(step, segment, unroll, kept)
 
     def _visit_row(self, step: Callable[[Vector, Position, Position, Index, int], None], segment: Index, unroll: int,
                    kept: tvm.ir.Expr | None) -> None:
-        full, tail = divmod(self.shape.columns, self.lanes)
         row = self._unit * self._segments + segment
 
         def visit(column: Index, valid: Index, number: int) -> None:
             self._load(step, Position(segment, column), Position(row, column), valid, number, kept)
 
+        if not isinstance(self.shape.columns, int):
+            for_vectors(self.shape.columns, self.lanes, lambda column, valid: visit(column, valid, 0))
+            return
+        full, tail = divmod(self.shape.columns, self.lanes)
         if full // unroll:
             with T.serial(0, full // unroll) as block:
                 for number in range(unroll):

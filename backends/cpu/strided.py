@@ -1,193 +1,112 @@
-"""Tensors as a flat buffer and a layout, and the one copy that all data movement comes down to."""
+"""Tensors as a flat buffer with a shape and strides: what transposing, slicing, broadcasting and reshaping do to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 
-import numpy as np
 import tvm
-from tvm.script.ir_builder import tirx as T
 
-from .loops import task_loop
-from .vector_math import splat
-from .vector_memory import Index, load, store
-
-# Elements on a side of the blocks in which a copy that turns rows into columns runs.
-_BLOCK = 16
+from ...ir import Dim, is_equal_dim, product_of, simplified
 
 
 @dataclass(frozen=True)
 class Strided:
     """A tensor in a flat buffer.
 
-    layout : a NumPy view of bytes whose strides are the tensor's strides in elements; it is never read. NumPy
-        computes what slicing, transposing, broadcasting and reshaping do to it.
-    base : address of the layout's first element when the tensor was dense, so that offsets can be told.
+    strides : distance in the buffer of neighbours along each axis; 0 where an element is repeated.
+    offset : index in the buffer of the element with index 0.
     """
 
     buffer: tvm.ir.Expr
-    layout: np.ndarray
-    base: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.layout.shape
-
-    @property
-    def offset(self) -> int:
-        """Index in the buffer of the element with index 0."""
-        return self.layout.__array_interface__["data"][0] - self.base
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    offset: Dim = 0
 
     @property
     def is_dense(self) -> bool:
         """Whether the elements lie in order from the start of the buffer."""
-        return self.offset == 0 and self.layout.flags.c_contiguous
+        return is_equal_dim(self.offset, 0) and all(
+            is_equal_dim(own, other)
+            for own, other, extent in zip(self.strides, strides_of(self.shape), self.shape, strict=True)
+            if not is_equal_dim(extent, 1))
 
-    def with_layout(self, layout: np.ndarray) -> Strided:
-        """The same buffer under another layout derived from this one's."""
-        return Strided(self.buffer, layout, self.base)
+    def transposed(self, axes: Sequence[int]) -> Strided:
+        """The axes in another order."""
+        return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
 
-    def reshaped(self, shape: Sequence[int]) -> Strided | None:
-        """The same elements under another shape, or None where that needs a copy."""
-        result = self.layout.reshape(shape)
-        return self.with_layout(result) if np.shares_memory(result, self.layout) else None
+    def sliced(self, axis: int, first: Dim, extent: Dim, step: Dim = 1) -> Strided:
+        """``extent`` elements along an axis, from ``first`` on, every ``step``-th (backwards where negative)."""
+        shape, strides = list(self.shape), list(self.strides)
+        shape[axis], strides[axis] = extent, simplified(self.strides[axis] * step)
+        offset = simplified(self.offset + first * self.strides[axis])
+        return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
+
+    def without(self, axis: int) -> Strided:
+        """The elements with index 0 along an axis."""
+        cut = slice(axis, axis + 1)
+        shape, strides = list(self.shape), list(self.strides)
+        del shape[cut], strides[cut]
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+    def inserted(self, axis: int) -> Strided:
+        """A new axis of extent 1."""
+        shape, strides = list(self.shape), list(self.strides)
+        shape.insert(axis, 1)
+        strides.insert(axis, 0)
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+    def broadcast(self, shape: Sequence[Dim]) -> Strided:
+        """Repeated along new leading axes, and along those of extent 1 that become longer."""
+        new = len(shape) - len(self.shape)
+        strides = [0] * new + [0 if is_equal_dim(own, 1) and not is_equal_dim(full, 1) else stride for own, full, stride
+                               in zip(self.shape, shape[new:], self.strides, strict=True)]
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+    def reshaped(self, shape: Sequence[Dim]) -> Strided | None:
+        """The same elements under another shape, or None where that needs a copy (or might)."""
+        shape = tuple(shape)
+        if self.is_dense:
+            return dense(self.buffer, shape)
+        strides: dict[int, Dim] = {}
+        for own, other in _runs(self.shape, shape):
+            for a, b in zip(own, own[1:], strict=False):
+                if not is_equal_dim(self.strides[a], self.shape[b] * self.strides[b]):
+                    return None
+            stride: Dim = self.strides[own[-1]] if own else 0
+            for axis in reversed(other):
+                strides[axis] = stride
+                stride = simplified(stride * shape[axis])
+        if {a for a, d in enumerate(shape) if not is_equal_dim(d, 1)} - strides.keys():
+            return None
+        return replace(self, shape=shape, strides=tuple(strides.get(a, 0) for a in range(len(shape))))
 
 
-def dense(buffer: tvm.ir.Expr, shape: Sequence[int]) -> Strided:
+def dense(buffer: tvm.ir.Expr, shape: Sequence[Dim]) -> Strided:
     """A tensor whose elements lie in order."""
-    layout = np.empty(tuple(shape), np.uint8)
-    return Strided(buffer, layout, layout.__array_interface__["data"][0])
+    return Strided(buffer, tuple(shape), strides_of(shape))
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """One dimension of a copy: extent, and the distance of neighbours in target and source."""
-
-    extent: int
-    target: int
-    source: int
+def strides_of(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The strides of a tensor whose elements lie in order."""
+    return tuple(product_of(shape[axis + 1:]) for axis in range(len(shape)))
 
 
-def copy(target: Strided, source: Strided, vector_bytes: int, threads: int) -> None:
-    """Emit ``target[...] = source[...]`` for tensors of one shape and element type."""
-    loops = _merge([_Loop(*dims) for dims in zip(target.shape, target.layout.strides, source.layout.strides,
-                                                 strict=True)])
-    total = prod(loop.extent for loop in loops)
-    *outer, inner = loops or [_Loop(1, 1, 1)]
-    if inner.target == 1 and inner.source in (0, 1):
-        _copy_rows(target, source, outer, inner, vector_bytes, threads)
-        return
-    column = next((i for i, loop in enumerate(outer) if loop.source == 1), None)
-    if column is not None and inner.extent > 1:
-        _copy_blocks(target, source, [*outer[:column], *outer[column + 1:]], (outer[column], inner), total, threads)
-        return
-    with _nest(outer, total, threads) as (at, of), T.serial(0, inner.extent) as i:
-        store(target.buffer, target.offset + at + i * inner.target,
-              source.buffer[source.offset + of + i * inner.source], 1)
+def _runs(source: Sequence[Dim], result: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
+    """Runs of axes of both shapes that hold the same elements, as short as can be proved; axes of 1 are left out.
 
-
-def fill(target: Strided, value: float, vector_bytes: int, threads: int) -> None:
-    """Emit ``target[...] = value`` for a dense tensor, the value as it is stored."""
-    dtype, size = str(target.buffer.dtype), prod(target.shape)
-    lanes = vector_bytes // np.dtype(dtype).itemsize
-    full, tail = divmod(size, lanes)
-    if full:
-        with task_loop(full, size, threads) as i:
-            store(target.buffer, i * lanes, splat(value, lanes, dtype), lanes)
-    if tail:
-        store(target.buffer, full * lanes, splat(value, lanes, dtype), tail)
-
-
-def _merge(loops: Sequence[_Loop]) -> list[_Loop]:
-    """Fewest loops that describe the same copy."""
-    merged: list[_Loop] = []
-    for loop in loops:
-        if loop.extent == 1:
-            continue
-        last = merged[-1] if merged else None
-        if last and last.target == loop.target * loop.extent and last.source == loop.source * loop.extent:
-            merged[-1] = _Loop(last.extent * loop.extent, loop.target, loop.source)
-        else:
-            merged.append(loop)
-    return merged
-
-
-class _nest(ExitStack):
-    """A loop over the combinations of several dimensions, the tasks; yields the offsets in target and source."""
-
-    def __init__(self, loops: Sequence[_Loop], elements: int, threads: int) -> None:
-        super().__init__()
-        self._loops, self._elements, self._threads = list(loops), elements, threads
-
-    def __enter__(self) -> tuple[Index, Index]:  # type: ignore[override]
-        super().__enter__()
-        if not self._loops:
-            return 0, 0
-        outer = prod(loop.extent for loop in self._loops)
-        task = self.enter_context(task_loop(outer, self._elements, self._threads))
-        at: Index = 0
-        of: Index = 0
-        inner = 1
-        for position, loop in reversed(list(enumerate(self._loops))):
-            digit = task if inner == 1 else T.floordiv(task, inner)
-            digit = digit if position == 0 else T.floormod(digit, loop.extent)
-            at, of = at + digit * loop.target, of + digit * loop.source
-            inner *= loop.extent
-        return at, of
-
-
-def _copy_rows(target: Strided, source: Strided, outer: Sequence[_Loop], inner: _Loop, vector_bytes: int,
-               threads: int) -> None:
-    """Rows that are in order on both sides, or one element that is repeated along the row."""
-    dtype = str(target.buffer.dtype)
-    lanes = vector_bytes // np.dtype(dtype).itemsize
-    total = inner.extent * prod(loop.extent for loop in outer)
-    full, tail = divmod(inner.extent, lanes)
-    if not outer and full > threads:
-        outer = [_Loop(full, lanes, lanes * inner.source)]
-        _copy_rows(target, source, outer, _Loop(lanes, 1, inner.source), vector_bytes, threads)
-        full = 0
-        if not tail:
-            return
-        start = inner.extent - tail
-        _move(target, source, start, start * inner.source, inner.source, lanes, tail)
-        return
-    with _nest(outer, total, threads) as (at, of):
-        if full:
-            with T.serial(0, full) as i:
-                _move(target, source, at + i * lanes, of + i * lanes * inner.source, inner.source, lanes, lanes)
-        if tail:
-            _move(target, source, at + full * lanes, of + full * lanes * inner.source, inner.source, lanes, tail)
-
-
-def _move(target: Strided, source: Strided, at: Index, of: Index, stride: int, lanes: int, valid: int) -> None:
-    """One vector: consecutive elements, or one element in all lanes."""
-    where = source.offset + of
-    value = load(source.buffer, where, lanes, valid) if stride else splat(source.buffer[where], lanes)
-    store(target.buffer, target.offset + at, value, valid)
-
-
-def _copy_blocks(target: Strided, source: Strided, outer: Sequence[_Loop], pair: tuple[_Loop, _Loop], total: int,
-                 threads: int) -> None:
-    """Blocks small enough for the cache, where one side reads along what the other side writes across."""
-    column, inner = pair
-    blocks = [-(-loop.extent // _BLOCK) for loop in pair]
-    tiles = [_Loop(n, loop.target * _BLOCK, loop.source * _BLOCK) for n, loop in zip(blocks, pair, strict=True)]
-    with ExitStack() as stack:
-        outer_tasks = prod(loop.extent for loop in outer)
-        task = stack.enter_context(task_loop(outer_tasks * blocks[0] * blocks[1], total, threads))
-        at, of, inner_size = target.offset, source.offset, 1
-        digits: list[Index] = []
-        for loop in reversed([*outer, *tiles]):
-            digit = T.floormod(T.floordiv(task, inner_size), loop.extent)
-            at, of = at + digit * loop.target, of + digit * loop.source
-            digits.append(digit)
-            inner_size *= loop.extent
-        extents = [T.min(_BLOCK, loop.extent - digit * _BLOCK)
-                   for loop, digit in zip(pair, (digits[1], digits[0]), strict=True)]
-        with T.serial(0, extents[0]) as i, T.serial(0, extents[1]) as j:
-            store(target.buffer, at + i * column.target + j * inner.target,
-                  source.buffer[of + i * column.source + j * inner.source], 1)
+    Nothing is said about axes from the first place on where extents cannot be compared.
+    """
+    left, right = ([a for a, d in enumerate(shape) if not is_equal_dim(d, 1)] for shape in (source, result))
+    runs = []
+    while left and right:
+        own, other = [left.pop(0)], [right.pop(0)]
+        while not is_equal_dim(a := product_of(source[i] for i in own), b := product_of(result[i] for i in other)):
+            if not (isinstance(a, int) and isinstance(b, int)):
+                return runs
+            shorter, rest = (own, left) if a < b else (other, right)
+            if not rest:
+                return runs
+            shorter.append(rest.pop(0))
+        runs.append((own, other))
+    return runs

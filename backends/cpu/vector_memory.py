@@ -43,10 +43,15 @@ def import_conversions(features: frozenset[str]) -> None:
         frame.__enter__()
 
 
+def mask_of(lanes: int, valid: Index) -> Vector:
+    """Whether each lane is one of the first ``valid``."""
+    return T.ramp(0, 1, lanes) < T.broadcast(valid if isinstance(valid, int) else T.Cast("int32", valid), lanes)
+
+
 def _mask(lanes: int, valid: Index | None) -> Vector | None:
     if valid is None or (isinstance(valid, int) and valid >= lanes):
         return None
-    return T.ramp(0, 1, lanes) < T.broadcast(valid, lanes)
+    return mask_of(lanes, valid)
 
 
 def load(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index | None = None) -> Vector:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 
 import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
-from ...ir import op_name
+from ...ir import Dim, is_less, op_name, product_of, simplified
 from ...precision import Storage
-from .loops import task_loop
+from .loops import Loops, for_vectors, task_loop
 from .vector_math import Vector, splat
 from .vector_memory import Index, decode, encode, load, store
 
@@ -26,8 +26,8 @@ class Axis:
     adaptive : window ``i`` covers ``floor(i * extent / result)`` to ``ceil((i + 1) * extent / result)``.
     """
 
-    extent: int
-    result: int
+    extent: Dim
+    result: Dim
     kernel: int
     stride: int
     dilation: int
@@ -46,7 +46,8 @@ class Axis:
         start = self.start(output)
         if self.adaptive:
             return 0, T.floordiv((output + 1) * self.extent + self.result - 1, self.result) - start
-        if self.before == 0 and (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation < self.extent:
+        reach = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation
+        if self.before == 0 and is_less(reach, self.extent):
             return 0, self.kernel
         low = T.max(T.floordiv(self.dilation - 1 - start, self.dilation), 0)
         return low, T.min(self.kernel, T.floordiv(self.extent - start + self.dilation - 1, self.dilation))
@@ -64,12 +65,12 @@ class Axis:
 class Window:
     """A pooling operator's geometry: [batch, spatial..., channels] in, the same with other extents out."""
 
-    batch: int
+    batch: Dim
     axes: tuple[Axis, ...]
     channels: int
 
     @classmethod
-    def of(cls, call: relax.Call, shape: Sequence[int], result: Sequence[int], layer: str) -> Window:
+    def of(cls, call: relax.Call, shape: Sequence[Dim], result: Sequence[Dim], layer: str) -> Window:
         """The geometry of a relax pool. Channels-first layouts become one channel with a larger batch.
 
         UnsupportedOperatorError for a blocked layout.
@@ -83,9 +84,9 @@ class Window:
         return cls(shape[0] if last else shape[0] * shape[1], axes, shape[-1] if last else 1)
 
     @property
-    def positions(self) -> int:
+    def positions(self) -> Dim:
         """Windows of one image."""
-        return prod(axis.result for axis in self.axes)
+        return product_of(axis.result for axis in self.axes)
 
     def digits(self, row: Index) -> tuple[Index, list[Index]]:
         """Image and spatial position of a flattened output row."""
@@ -107,38 +108,33 @@ class Window:
             body(source)
 
 
-def _axis(call: relax.Call, i: int, extent: int, result: int) -> Axis:
+def _axis(call: relax.Call, i: int, extent: Dim, result: Dim) -> Axis:
     attrs = call.attrs
     if "adaptive" in (op_name(call) or ""):
-        if extent % result:
-            return Axis(extent, result, extent, 1, 1, 0, 0, adaptive=True)
+        if not isinstance(extent, int) or not isinstance(result, int) or extent % result:
+            return Axis(extent, result, 1, 1, 1, 0, 0, adaptive=True)
         return Axis(extent, result, extent // result, extent // result, 1, 0, 0)
     padding, rank = [int(p) for p in attrs.padding], len(attrs.pool_size)
     return Axis(extent, result, int(attrs.pool_size[i]), int(attrs.strides[i]), int(attrs.dilation[i]), padding[i],
                 padding[i + rank])
 
 
-def for_each_output(window: Window, lanes: int, threads: int, body: Callable[[Index, Index, int], None]) -> None:
+def for_each_output(window: Window, lanes: int, loops: Loops, body: Callable[[Index, Index, Index], None]) -> None:
     """Call ``body(row, column, valid)`` for every vector of channels of every window, on all threads."""
-    full, tail = divmod(window.channels, lanes)
-    rows = window.batch * window.positions
-    work = rows * window.channels * prod(axis.kernel for axis in window.axes)
-    with task_loop(rows, work, threads) as row:
-        if full:
-            with T.serial(0, full) as step:
-                body(row, step * lanes, lanes)
-        if tail:
-            body(row, full * lanes, tail)
+    rows = simplified(window.batch * window.positions)
+    work = rows * window.channels * product_of(axis.extent if axis.adaptive else axis.kernel for axis in window.axes)
+    with task_loop(rows, work, loops) as row:
+        for_vectors(window.channels, lanes, lambda column, valid: body(row, column, valid))
 
 
-def emit_max_pool(source: tvm.ir.Expr, target: tvm.ir.Expr, window: Window, storage: Storage, vector_bytes: int,
-                  threads: int) -> None:
+def emit_max_pool(source: tvm.ir.Expr, target: tvm.ir.Expr, window: Window, storage: Storage,
+                  loops: Loops) -> None:
     """Emit a maximum pool on stored elements: uint8 compare as they are (the scale is positive), padding never wins."""
     raw = storage.qparams is not None
     dtype = "uint8" if raw else "float32"
-    lanes = 1 if window.channels == 1 else vector_bytes if raw else vector_bytes // 4
+    lanes = 1 if window.channels == 1 else loops.vector_bytes if raw else loops.vector_bytes // 4
 
-    def pool(row: Index, column: Index, valid: int) -> None:
+    def pool(row: Index, column: Index, valid: Index) -> None:
         slot = T.alloc_buffer((lanes,), dtype)
         store(slot, 0, splat(0 if raw else -inf, lanes, dtype), lanes)
 
@@ -152,7 +148,7 @@ def emit_max_pool(source: tvm.ir.Expr, target: tvm.ir.Expr, window: Window, stor
             result = encode(result, storage, frozenset())
         store(target, row * window.channels + column, result, valid)
 
-    for_each_output(window, lanes, threads, pool)
+    for_each_output(window, lanes, loops, pool)
 
 
 def _greater(a: Vector, b: Vector) -> Vector:
