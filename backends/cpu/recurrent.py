@@ -1,14 +1,15 @@
 """The kernel of the recurrent layers ``narrowcast.lstm``, ``gru`` and ``rnn``.
 
-Directions and tiles of samples are independent tasks; the samples of a tile share every read of the weights. A task
-goes through the sequence in chunks of steps: first the products of the chunk's inputs, which are independent, then step
-by step the products with the states. Neither needs the number of steps or of samples when the kernel is built.
+Directions and tiles of samples are independent tasks; the samples of a tile share every read of the weights. Threads
+share the tasks, or the products of the only one. A task goes through the sequence in chunks of steps: first the
+products of the chunk's inputs, which are independent, then step by step the products with the states. Neither needs the
+number of steps or of samples when the kernel is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
@@ -16,11 +17,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...ir import Constant, Dim, Expr, constant_value, dims_of, shape_of, simplified
-from ...operators.recurrent import Recurrence, operands_of, recurrence_of
+from ...operators.recurrent import Activation, Recurrence, operands_of, recurrence_of
 from ..target import Capabilities
 from .isa import bind, copy_run, fill_run
 from .kernel import Kernel, KernelRequest, declare_parameters
-from .loops import SERIAL_ELEMENTS, task_loop
+from .loops import Loops, task_loop
 from .recurrent_cells import Cell, Row, States, Weights, emit_products, slots_of
 from .recurrent_packing import Packing
 from .signature import input_index
@@ -46,7 +47,6 @@ class _Sizes:
     lanes: int
     rows: int
     tile: int
-    threads: int
 
     @property
     def blocks(self) -> int:
@@ -65,13 +65,17 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the kernel reads and writes: flat buffers by the operands' names, packed operands, outputs."""
+    """What the kernel reads and writes: flat buffers by the operands' names, packed operands, outputs.
+
+    loops : over tasks and, where there is only one, over the blocks of its products.
+    """
 
     form: Recurrence
     sizes: _Sizes
     tensors: Mapping[str, tirx.Buffer]
     weights: Mapping[str, Weights]
     outputs: tuple[tirx.Buffer, ...]
+    loops: Loops
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def build_recurrent(request: KernelRequest, capabilities: Capabilities, threads:
     """The kernel of a group that is one recurrent layer; float32 in and out. Weights may be constants or tensors."""
     call = request.group.bindings[0].value
     form, operands = recurrence_of(call), operands_of(call)
-    sizes = _sizes_of(request, form, operands, capabilities, threads)
+    loops = Loops.of(request, capabilities, threads)
+    sizes = _sizes_of(form, operands, loops)
     packings = {n: p for n, p in _packings(form, sizes).items() if n in operands}
     arrays = {n: packings[n].pack(constant_value(o)) if n in packings else np.ascontiguousarray(constant_value(o))
               for n, o in operands.items() if isinstance(o, Constant)}
@@ -109,23 +114,21 @@ def build_recurrent(request: KernelRequest, capabilities: Capabilities, threads:
         tensors = {n: flat_view(c) for n, c in zip(arrays, parameters.constants, strict=True)}
         for name in operands.keys() - arrays.keys():
             tensors[name] = flat_view(parameters.inputs[input_index(request, operands[name])])
-        weights = {n: Weights(p, tensors[n] if n in arrays else p.emit_pack(tensors[n], threads))
+        weights = {n: Weights(p, tensors[n] if n in arrays else p.emit_pack(tensors[n], loops))
                    for n, p in packings.items()}
-        _emit(request, _Layer(form, sizes, tensors, weights, tuple(map(flat_view, parameters.outputs))))
+        _emit(_Layer(form, sizes, tensors, weights, tuple(map(flat_view, parameters.outputs)), loops))
     return Kernel(builder.get(), tuple(arrays.values()), request.typically(_macs(form, sizes)),
                   tuple(request.group.symbols))
 
 
-def _sizes_of(request: KernelRequest, form: Recurrence, operands: Mapping[str, Expr], capabilities: Capabilities,
-              threads: int) -> _Sizes:
+def _sizes_of(form: Recurrence, operands: Mapping[str, Expr], loops: Loops) -> _Sizes:
     steps, batch, _ = dims_of(operands["x"])
     _, outputs, inputs = shape_of(operands["w"])
+    lanes, usual = loops.vector_bytes // 4, loops.typically(batch)
     # Sums of four gates of four samples leave registers of AVX-512 for the weights; AVX2 has half as many.
-    rows = max(1, min(8, capabilities.vector_bits // 32 // form.gates))
-    shared = -(-request.typically(batch) * form.directions // threads)
-    tile = 1 if "lengths" in operands else max(1, min(rows, shared, request.typically(batch)))
-    return _Sizes(steps, batch, inputs, outputs // form.gates, shape_of(operands["r"])[2],
-                  capabilities.vector_bits // 32, rows, tile, threads)
+    rows = max(1, min(8, lanes // form.gates))
+    tile = 1 if "lengths" in operands else max(1, min(rows, usual, -(-usual * form.directions // loops.threads)))
+    return _Sizes(steps, batch, inputs, outputs // form.gates, shape_of(operands["r"])[2], lanes, rows, tile)
 
 
 def _packings(form: Recurrence, s: _Sizes) -> dict[str, Packing]:
@@ -151,15 +154,17 @@ def _macs(form: Recurrence, s: _Sizes) -> Dim:
     return s.steps * s.batch * (form.directions * each)
 
 
-def _emit(request: KernelRequest, layer: _Layer) -> None:
+def _emit(layer: _Layer) -> None:
     s, form = layer.sizes, layer.form
     whole, rest = (s.batch, 0) if s.tile == 1 else (simplified(s.batch // s.tile), simplified(s.batch % s.tile))
     # A rest that is known is one smaller tile; of one that is not every sample is a tile.
     tail = rest if isinstance(rest, int) else 1
     tiles = whole + (min(rest, 1) if isinstance(rest, int) else rest)
-    macs = _macs(form, s)
-    work = macs if request.typically(macs) > 16 * SERIAL_ELEMENTS else 0
-    with task_loop(form.directions * tiles, work, s.threads, request.typical) as task:
+    tasks, work = form.directions * tiles, simplified(_macs(form, s) // s.lanes)
+    single = replace(layer.loops, threads=1)
+    outer, inner = (single, layer.loops) if layer.loops.typically(tasks) == 1 else (layer.loops, single)
+    layer = replace(layer, loops=inner)
+    with task_loop(tasks, work, outer) as task:
         direction, tile = T.floordiv(task, tiles), bind("tile", T.floormod(task, tiles))
         if tail == 0:
             _emit_directions(layer, direction, tile * s.tile, s.tile)
@@ -173,14 +178,18 @@ def _emit(request: KernelRequest, layer: _Layer) -> None:
 
 def _emit_directions(layer: _Layer, direction: Index, first: Index, samples: int) -> None:
     """A task; directions share their code unless their activations differ."""
-    form, s = layer.form, layer.sizes
+    form = layer.form
     own = [form.activations_of(d) for d in range(form.directions)]
     if len(set(own)) == 1:
-        _emit_task(layer, Cell(form, own[0], layer.weights, s.blocks, s.lanes), direction, first, samples)
+        _emit_task(layer, _cell(layer, own[0]), direction, first, samples)
         return
     for d, activations in enumerate(own):
         with T.If(direction == d), T.Then():
-            _emit_task(layer, Cell(form, activations, layer.weights, s.blocks, s.lanes), direction, first, samples)
+            _emit_task(layer, _cell(layer, activations), direction, first, samples)
+
+
+def _cell(layer: _Layer, activations: tuple[Activation, ...]) -> Cell:
+    return Cell(layer.form, activations, layer.weights, layer.sizes.blocks, layer.sizes.lanes, layer.loops)
 
 
 def _emit_task(layer: _Layer, cell: Cell, direction: Index, first: Index, samples: int) -> None:
@@ -237,7 +246,8 @@ def _input_products(task: _Task, sums: tirx.Buffer, begin: Index, count: Index, 
     def initial(slot: int, block: Index) -> Vector:
         return splat(0.0, s.lanes) if biases is None else biases.vector(task.direction, block, 0, slot)
 
-    with T.serial(s.blocks) as block, T.serial(-(-count // together)) as group:
+    work = s.chunk * task.samples * layer.weights["w"].packing.size // (layer.form.directions * s.lanes)
+    with task_loop(s.blocks, work, layer.loops) as block, T.serial(-(-count // together)) as group:
         rows = []
         for step in (group * together + j for j in range(together)):
             time = task.time(begin + (step if together == 1 else T.min(step, count - 1)))

@@ -13,12 +13,15 @@ from tvm.script.ir_builder import tirx as T
 
 from ...operators.recurrent import Activation, Recurrence
 from . import vector_math as vm
+from .loops import Loops, task_loop
 from .recurrent_packing import Packing
 from .vector_math import Vector, bound, fma, splat
 from .vector_memory import Index, load, store
 
 # Independent sums that hide the latency of a multiply-add.
 _SUMS = 8
+# How much more work than a whole kernel a step must be for threads to share it: they meet again after every product.
+_LAUNCHES = 4
 
 _ACTIVATIONS: dict[str, Callable[[Vector, Vector, Vector], Vector]] = {
     "affine": lambda x, alpha, beta: fma(x, alpha, beta),
@@ -120,6 +123,7 @@ class Cell:
     activations : of the gates, the candidate and the output.
     weights : packed operands by name: r, and where the layer has them peepholes and projection.
     blocks : vectors that hold the hidden units.
+    loops : over the blocks of a product.
     """
 
     form: Recurrence
@@ -127,6 +131,7 @@ class Cell:
     weights: Mapping[str, Weights]
     blocks: int
     lanes: int
+    loops: Loops
 
     @property
     def slots(self) -> int:
@@ -150,7 +155,8 @@ class Cell:
         pitch = -(-r.packing.depth // self.lanes) * self.lanes
         rows = [Row(source, i * pitch, sums, at + i * self.pitch, self.slots)
                 for i in range(states.samples)]
-        with T.serial(self.blocks) as block:
+        work = states.samples * r.packing.size // (self.form.directions * self.lanes * _LAUNCHES)
+        with task_loop(self.blocks, work, self.loops) as block:
             emit_products(rows, r, direction, block, pairs, lambda row, slot: load(
                 sums, row.at + (block * self.slots + slot) * self.lanes, self.lanes))
 

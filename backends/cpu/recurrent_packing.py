@@ -12,7 +12,7 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from .loops import task_loop
+from .loops import Loops, task_loop
 from .vector_memory import Index
 
 
@@ -59,10 +59,10 @@ class Packing:
         split = padded.reshape(self.directions, self.gates, self.blocks, self.lanes, self.depth)
         return np.ascontiguousarray(split.transpose(0, 2, 4, 1, 3)).reshape(-1)
 
-    def emit_pack(self, source: tirx.Buffer, threads: int) -> tirx.Buffer:
+    def emit_pack(self, source: tirx.Buffer, loops: Loops) -> tirx.Buffer:
         """Pack an operand in a flat buffer at run time; returns where it lies."""
         packed = T.alloc_buffer((self.size,), "float32")
-        with task_loop(self.directions * self.blocks, self.size, threads) as task, T.serial(self.depth) as k:
+        with task_loop(self.directions * self.blocks, self.size, loops) as task, T.serial(self.depth) as k:
             direction, block = T.floordiv(task, self.blocks), T.floormod(task, self.blocks)
             for gate, starts in enumerate(self.starts):
                 with T.serial(self.lanes) as lane:

@@ -107,6 +107,14 @@ def test_sizes(form: Recurrence, steps: int, batch: int, inputs: int, hidden: in
     check(form, (steps, batch, inputs, hidden), constants=WEIGHTS if known else (), threads=threads)
 
 
+def test_threads_share_the_products_of_a_single_task() -> None:
+    arrays = arrays_of(LSTM, (3, 1, 5, 512), ("b",))
+    kernel = build_recurrent(request_for(LSTM, arrays, WEIGHTS), capabilities(NATIVE), 2)
+    assert kernel.func.script().count("T.parallel") == 1
+    check(LSTM, (3, 1, 5, 512), ("b",))
+    check(LSTM, (18, 1, 200, 130), ("b",))
+
+
 @pytest.mark.isa("avx2")
 @pytest.mark.parametrize("form", [LSTM, Recurrence("gru", 2, linear_before_reset=True), RNN], ids=lambda f: f"{f.cell}{f.directions}")
 def test_vectors_of_eight(form: Recurrence) -> None:
