@@ -11,7 +11,7 @@ from ...ir import Dim, product_of, symbols_in
 from ...precision import Storage
 from ..target import Capabilities
 from .epilogue import Position
-from .kernel import Kernel, buffer_dtype
+from .kernel import Kernel, assume_extents, buffer_dtype
 from .loops import Loops, for_each_vector
 from .vector_math import bound
 from .vector_memory import Index, flat_view, import_conversions, load_float, store_float
@@ -32,6 +32,7 @@ def build_cast(shape: Sequence[Dim], source: Storage, target: Storage, capabilit
         for symbol in symbols:
             T.arg(symbol.name, symbol)
         x, y = (flat_view(b) for b in (given, T.arg("y0", T.buffer(tuple(shape), buffer_dtype(target)))))
+        assume_extents(symbols)
         import_conversions(capabilities.features)
 
         def convert(position: Position, valid: Index) -> None:

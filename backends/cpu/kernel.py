@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tvm
@@ -97,7 +98,18 @@ def declare_parameters(request: KernelRequest, constants: Sequence[np.ndarray]) 
     for symbol in request.group.symbols:
         T.arg(symbol.name, symbol)
     outputs = tuple(_declare(f"y{i}", shape, dtype) for i, (shape, dtype) in enumerate(output_buffers(request)))
+    assume_extents(request.group.symbols)
     return Parameters(inputs, arrays, outputs)
+
+
+def assume_extents(symbols: Sequence[tirx.Var]) -> None:
+    """Let the rest of the function that is being built run where all symbols are at least 1, as they always are: what
+    is known of them turns divisions of indices into single instructions."""
+    if not symbols:
+        return
+    for frame in (T.If(tirx.all(*(s >= 1 for s in symbols))), T.Then()):
+        frame.add_callback(partial(frame.__exit__, None, None, None))  # it ends with the enclosing frame
+        frame.__enter__()
 
 
 def output_buffers(request: KernelRequest) -> list[tuple[tuple[Dim, ...], str]]:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, GraphBuilder, constant_value, op_bindings, op_name, outputs_of, substitute
+from ...ir import (
+    Constant,
+    GraphBuilder,
+    as_dim,
+    constant_value,
+    is_equal_dim,
+    is_number,
+    op_bindings,
+    op_name,
+    outputs_of,
+    product_of,
+    substitute,
+    symbols_of,
+    with_symbols,
+)
 from ..target import Capabilities
 from . import legalizations as legalizations  # Registers what our own operators legalize to.
 from .kernel import Kernel, KernelRequest, identifier
-from .loops import SERIAL_ELEMENTS
+from .loops import SERIAL_ELEMENTS, Loops
 from .pipeline import lower_blocks
 
 
@@ -35,9 +48,9 @@ def build_opaque(request: KernelRequest, capabilities: Capabilities, threads: in
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise UnsupportedOperatorError("TVM has no code for this operator", layer=group.name, found=", ".join(
             str(n) for n in names), hint=str(error).strip().splitlines()[-1][:200]) from error
-    func = lower_blocks(schedule(func, capabilities.vector_bits // 32, threads))
+    func = lower_blocks(schedule(func, capabilities.vector_bits // 32, Loops.of(request, capabilities, threads)))
     func = func.with_attr("global_symbol", identifier(group.name)).with_attr("layer", group.name)
-    return Kernel(func, arrays, 0)
+    return Kernel(func, arrays, 0, tuple(p for p in func.params if is_number(p)))
 
 
 def lift_constants(function: relax.Function) -> tuple[relax.Function, tuple[np.ndarray, ...]]:
@@ -57,7 +70,8 @@ def lift_constants(function: relax.Function) -> tuple[relax.Function, tuple[np.n
         if isinstance(value, relax.Call):
             value = relax.Call(value.op, [replace(a) for a in value.args], value.attrs, value.ty_args)
         calls.append((binding.var, value))
-    builder = GraphBuilder([*function.params, *lifted.values()])
+    tensors = [p for p in function.params if not isinstance(p.ty, relax.ShapeType)]
+    builder = GraphBuilder([*tensors, *lifted.values(), *(p for p in function.params if p not in tensors)])
     known: dict[relax.Var, tvm.ir.Expr] = {}
     for var, value in calls:
         known[var] = builder.emit(substitute(value, known), var.name)
@@ -67,8 +81,9 @@ def lift_constants(function: relax.Function) -> tuple[relax.Function, tuple[np.n
 
 
 def _legalize(function: relax.Function) -> tvm.tirx.PrimFunc:
-    """One PrimFunc for a Relax function of operators; its buffers are the parameters, then the results."""
-    params = [relax.Var(p.name, p.ty) for p in function.params]
+    """One PrimFunc for a Relax function of operators; it takes the parameters, then the results."""
+    own = {s: tvm.tirx.Var(s.name, s.ty.dtype) for s in symbols_of(function)}
+    params = [relax.Var(p.name, with_symbols(p.ty, own)) for p in function.params]
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
@@ -84,7 +99,7 @@ def _legalize(function: relax.Function) -> tvm.tirx.PrimFunc:
     return found[0]
 
 
-def schedule(func: tvm.tirx.PrimFunc, lanes: int, threads: int) -> tvm.tirx.PrimFunc:
+def schedule(func: tvm.tirx.PrimFunc, lanes: int, loops: Loops) -> tvm.tirx.PrimFunc:
     """A generic schedule: inline elementwise producers, share outer loops between threads, vectorize the innermost.
 
     Each step is tried on each block and left out where the block does not allow it.
@@ -93,7 +108,7 @@ def schedule(func: tvm.tirx.PrimFunc, lanes: int, threads: int) -> tvm.tirx.Prim
     for block in _blocks(sch):
         _attempt(_inline, sch, block)
     for block in _blocks(sch):
-        _attempt(_schedule_block, sch, block, lanes, threads)
+        _attempt(_schedule_block, sch, block, lanes, loops)
     return sch.mod["main"]
 
 
@@ -106,19 +121,20 @@ def _inline(sch: tvm.s_tir.Schedule, block: tvm.s_tir.schedule.SBlockRV) -> None
         sch.compute_inline(block)
 
 
-def _schedule_block(sch: tvm.s_tir.Schedule, block: tvm.s_tir.schedule.SBlockRV, lanes: int, threads: int) -> None:
+def _schedule_block(sch: tvm.s_tir.Schedule, block: tvm.s_tir.schedule.SBlockRV, lanes: int,
+                    made_for: Loops) -> None:
     loops = sch.get_loops(block)
     kinds = [var.iter_type for var in sch.get(block).iter_vars]
     if not loops or len(loops) != len(kinds):
         return
-    extents = [int(sch.get(loop).extent) for loop in loops]
+    extents = [as_dim(sch.get(loop).extent) for loop in loops]
     spatial = next((i for i, kind in enumerate(kinds) if kind != tvm.tirx.IterVar.DataPar), len(kinds))
     outer = loops[:spatial] if spatial < len(loops) else loops[:-1]
-    if spatial == len(loops) and extents[-1] % lanes == 0:
+    if spatial == len(loops) and is_equal_dim(extents[-1] % lanes, 0):
         rest, vector = sch.split(loops[-1], [None, lanes])
         sch.vectorize(vector)
         outer = outer or [rest]
-    if outer and threads > 1 and prod(extents) >= SERIAL_ELEMENTS:
+    if outer and made_for.threads > 1 and made_for.typically(product_of(extents)) >= SERIAL_ELEMENTS:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
 
 
