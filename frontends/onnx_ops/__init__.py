@@ -10,6 +10,7 @@ from . import (
     arithmetic,
     casts,
     contributed,
+    contributed_quantized,
     convolutions,
     elementwise,
     generators,
@@ -31,5 +32,6 @@ from .node import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 __all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, arithmetic, casts, contributed, convolutions, elementwise, generators, indexing, integers,
-          linear, movement, normalization, pooling, quantization, recurrent, reductions, resizing, sequences, slicing)
+TABLES = (activations, arithmetic, casts, contributed, contributed_quantized, convolutions, elementwise, generators,
+          indexing, integers, linear, movement, normalization, pooling, quantization, recurrent, reductions,
+          resizing, sequences, slicing)

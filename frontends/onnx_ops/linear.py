@@ -8,7 +8,7 @@ from tvm import relax
 from ...ir import Expr, dims_of
 from ..equations import is_sound, sums_over_ellipsis
 from .broadcasting import broadcast_dims, broadcastable, is_number, shape_text, stated
-from .node import MICROSOFT, OnnxNode, Results, operator
+from .node import OnnxNode, Results, operator
 
 
 def scaled(node: OnnxNode, x: Expr, factor: float, part: str | None = None) -> Expr:
@@ -68,15 +68,6 @@ def gemm(node: OnnxNode) -> Results:
         columns = c.ndim == 2 and c.shape[0] == 1 and c.shape[1] > 1
         return node.emit(relax.op.add(result, node.constant(addend[0] if columns else addend)))
     return node.emit(relax.op.add(*broadcastable(node, [result, scaled(node, c, beta, "addend")])))
-
-
-@operator("FusedMatMul", domain=MICROSOFT)
-def fused_matmul(node: OnnxNode) -> Results:
-    if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
-        raise node.unsupported("with transposed batch axes")
-    a, b = (transposed(node, i, "transposed") if node.attribute(name, 0) else node.expr(i)
-            for i, name in ((0, "transA"), (1, "transB")))
-    return scaled(node, product(node, a, b), float(node.attribute("alpha", 1.0)))
 
 
 @operator("Einsum")

@@ -70,6 +70,8 @@ def real(node: OnnxNode, value: Tensor) -> Expr:
 def parameter(node: OnnxNode, index: int, data: int = 0) -> Tensor:
     """The scale or zero point that input ``index`` is, in a shape that broadcasts against input ``data``."""
     value, source = node.value(index), node.dims(data)
+    if index == 1 and isinstance(value, np.ndarray) and not ((value > 0) & np.isfinite(value)).all():
+        raise node.fault("a scale is not a number above 0", found=value.reshape(-1)[:5].tolist())
     dims = dims_of(value) if isinstance(value, relax.Var) else value.shape
     block = int(node.attribute("block_size", 0))
     if all(d == 1 for d in dims) and not block:
