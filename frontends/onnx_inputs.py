@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from ..errors import ImportModelError, UnsupportedOperatorError
 from ..ir import Dim, TensorSpec
+from .limits import is_tensor_shape
 from .onnx_ops import normal_dtype
 
 # Names that exporters give to all extents they do not know, equal or not.
@@ -100,9 +101,8 @@ class _Binder:
         return True
 
     def bind(self, value: onnx.ValueInfoProto, array: np.ndarray | None) -> None:
-        kind = value.type.tensor_type
-        dtype = _dtype(value, array)
-        if not kind.HasField("shape"):
+        dtype, kind = _dtype(value, array), tensor_type(value)
+        if kind is None or not kind.HasField("shape"):
             if array is None:
                 raise ImportModelError("an input has no shape in the model", layer=value.name,
                                        hint="pass example_inputs: their shapes are taken where the model has none")
@@ -114,14 +114,15 @@ class _Binder:
                                        expected=f"{len(dims)} dimensions")
             shape = [self._extent(value.name, i, d, len(dims), None if array is None else array.shape[i])
                      for i, d in enumerate(dims)]
+        if not is_tensor_shape([d if isinstance(d, int) else 1 for d in shape]):
+            raise ImportModelError("an input has an impossible shape", layer=value.name,
+                                   found=f"{len(shape)} dimensions: {shape[:8]}")
         self.signature.variables.append(relax.Var(value.name, relax.TensorType(shape, dtype)))
 
     def _extent(self, name: str, axis: int, dim: onnx.TensorShapeProto.Dimension, rank: int, given: int | None) -> Dim:
         symbol = self._name(name, axis, dim.dim_param)
-        # Some exporters write -1, some 0 for an extent that they do not know.
-        number = int(dim.dim_value) if dim.dim_value > 0 else None
-        if dim.HasField("dim_value") and dim.dim_value == 0 and given == 0:
-            number = 0
+        # Some exporters write -1 for an extent that they do not know.
+        number = int(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0 else None
         for own in (dim.dim_param, symbol):
             if number is None and own in self._dims:
                 self._used.add(own)
@@ -159,6 +160,12 @@ class _Binder:
                 for name in self._dims if name not in self._used]
 
 
+def tensor_type(value: onnx.ValueInfoProto) -> onnx.TypeProto.Tensor | None:
+    """The type of a tensor, also of an optional one; None for what is no tensor."""
+    kind = value.type.optional_type.elem_type if value.type.HasField("optional_type") else value.type
+    return kind.tensor_type if kind.HasField("tensor_type") else None
+
+
 def _identifier(name: str) -> str:
     """A name as symbols are printed: letters, digits and underscores."""
     return re.sub(r"\W", "_", name)
@@ -166,8 +173,8 @@ def _identifier(name: str) -> str:
 
 def _dtype(value: onnx.ValueInfoProto, array: np.ndarray | None) -> str:
     """The element type of an input in normal form."""
-    kind = value.type.tensor_type
-    if value.type.WhichOneof("value") != "tensor_type":
+    kind = tensor_type(value)
+    if kind is None:
         raise UnsupportedOperatorError("an input that is not a tensor is not supported", layer=value.name)
     try:
         declared = helper.tensor_dtype_to_np_dtype(kind.elem_type)

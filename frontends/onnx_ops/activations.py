@@ -7,7 +7,7 @@ import math
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of, product_of
+from ...ir import Expr, dims_of, is_equal_dim, product_of
 from ...operators import custom
 from ..extents import positions
 from .broadcasting import broadcastable
@@ -34,6 +34,9 @@ def prelu(node: OnnxNode) -> Results:
     x, slope = node.expr(0), node.expr(1)
     if node.is_known(1) and node.known(1, "a slope").size == 1:
         return node.emit(relax.op.nn.leakyrelu(x, float(node.known(1, "a slope").reshape(()))))
+    dims, shape = node.dims(0), node.dims(1)
+    if len(shape) == 1 and len(dims) > 2 and is_equal_dim(shape[0], dims[1]) and not is_equal_dim(shape[0], dims[-1]):
+        slope = node.emit(relax.op.reshape(slope, (*shape, *[1] * (len(dims) - 2))), "slope")  # As up to opset 6.
     zero = _number(node, 0)
     operands = broadcastable(node, [node.emit(relax.op.minimum(x, zero), "negative"), slope])
     negative = node.emit(relax.op.multiply(*operands), "negative")

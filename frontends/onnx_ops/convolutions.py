@@ -99,7 +99,7 @@ def transposed_convolution(node: OnnxNode) -> Results:
     if groups < 1 or _channels(node) != node.shape(1)[0] or node.shape(1)[0] % groups:
         raise node.fault("the channels do not fit the weight and the groups",
                          found=f"input {shape_text(node.dims(0))}, weight {node.shape(1)}, {groups} groups")
-    pads = _transposed_padding(node, kernel, strides, dilations, extra)
+    pads, extra = _transposed_padding(node, kernel, strides, dilations, extra)
     for i, (e, k, s, d, x) in enumerate(zip(node.dims(0)[2:], kernel, strides, dilations, extra, strict=True)):
         node.require_at_least(s * (e - 1) + x + (k - 1) * d + 1 - pads[i] - pads[spatial + i], 1,
                               "the padding leaves nothing of the result")
@@ -110,19 +110,18 @@ def transposed_convolution(node: OnnxNode) -> Results:
 
 
 def _transposed_padding(node: OnnxNode, kernel: list[int], strides: list[int], dilations: list[int],
-                        extra: list[int]) -> list[int]:
-    """Padding by ``output_shape``, ``auto_pad`` or ``pads``."""
+                        extra: list[int]) -> tuple[list[int], list[int]]:
+    """Padding by ``output_shape``, ``auto_pad`` or ``pads``, and what is added at the ends instead."""
     extents, mode = node.dims(0)[2:], node.attribute("auto_pad", "NOTSET")
     wanted: list[Dim] = list(node.attribute("output_shape", ()))[-len(kernel):]
     if not wanted and mode in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [e * s for e, s in zip(extents, strides, strict=True)]
     if not wanted:
-        return padding(node, extents, kernel, strides, dilations)
+        return padding(node, extents, kernel, strides, dilations), extra
     totals = node.numbers([simplified(s * (e - 1) + p + (k - 1) * d + 1 - w) for s, e, p, k, d, w in
                            zip(strides, extents, extra, kernel, dilations, wanted, strict=True)], "the padding")
-    if min(totals) < 0:
-        raise node.unsupported(f"to an output of shape {wanted}, larger than without padding,")
-    return split_padding(totals, upper=mode == "SAME_UPPER")
+    beyond = [p - min(t, 0) for p, t in zip(extra, totals, strict=True)]
+    return split_padding([max(t, 0) for t in totals], upper=mode == "SAME_UPPER"), beyond
 
 
 def _known_bias(node: OnnxNode) -> np.ndarray | None:

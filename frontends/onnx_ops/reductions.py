@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from tvm import relax
 
 from ...ir import Expr, dtype_of
@@ -30,7 +31,7 @@ def reduction(node: OnnxNode) -> Results:
         axes = tuple(range(rank))
     found, keep = node.axes(axes, rank), bool(node.attribute("keepdims", 1))
     if any(is_number(node.dims(0)[a], 0) for a in found):
-        raise node.unsupported("over no elements")
+        return _of_nothing(node, found, keep=keep)
     x = node.expr(0)
     if node.op == "ReduceMean" and keep and 4 <= rank <= 5 and sorted(found) == list(range(2, rank)):
         return whole_average(node)  # The exporter's form of adaptive pooling to one element.
@@ -43,6 +44,17 @@ def reduction(node: OnnxNode) -> Results:
     if not found:
         return _finish(node, prepared)
     return _finish(node, node.emit(_REDUCTIONS[node.op](prepared, found, keep)))
+
+
+def _of_nothing(node: OnnxNode, axes: list[int], *, keep: bool) -> np.ndarray:
+    """The neutral element of the reduction, everywhere."""
+    dtype = np.dtype(node.dtype(0))
+    least, largest = (False, True) if dtype.kind == "b" else (-np.inf, np.inf) if dtype.kind == "f" else (
+        np.iinfo(dtype).min, np.iinfo(dtype).max)
+    neutral = {"ReduceProd": 1, "ReduceMax": least, "ReduceMin": largest, "ReduceLogSum": -np.inf,
+               "ReduceLogSumExp": -np.inf, "ReduceMean": np.nan}.get(node.op, 0)
+    shape = [1 if a in axes else d for a, d in enumerate(node.shape(0)) if keep or a not in axes]
+    return np.full(shape, neutral, dtype)
 
 
 def _prepare(node: OnnxNode, x: Expr) -> Expr:

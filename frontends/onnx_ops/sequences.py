@@ -19,14 +19,14 @@ def _sequence(node: OnnxNode, index: int = 0) -> tuple[Value, ...]:
     return value.items
 
 
-def _position(node: OnnxNode, index: int, count: int, default: int) -> int:
-    """A place in a sequence of ``count``."""
+def _position(node: OnnxNode, index: int, count: int, last: int) -> int:
+    """A place in a sequence of ``count``, from 0 to ``last``, which it is where none is given."""
     if not node.has(index):
-        return default
+        return last
     places = node.integers(index, "", "a position") or ()
-    if len(places) != 1 or not -count <= places[0] < max(count, 1):
-        raise node.fault("the position is out of range", found=places, expected=f"{-count}…{count - 1}")
-    return places[0] % max(count, 1)
+    if len(places) != 1 or not -count <= places[0] <= last:
+        raise node.fault("the position is out of range", found=places, expected=f"{-count}…{last}")
+    return places[0] + count if places[0] < 0 else places[0]
 
 
 @operator("SequenceConstruct")
@@ -49,14 +49,14 @@ def at(node: OnnxNode) -> Results:
     items = _sequence(node)
     if not items:
         raise node.fault("the sequence is empty")
-    return items[_position(node, 1, len(items), 0)]
+    return items[_position(node, 1, len(items), len(items) - 1)]
 
 
 @operator("SequenceInsert")
 def insert(node: OnnxNode) -> Results:
     items = list(_sequence(node))
     item = node.inputs[1] if node.has(1) else node.value(1)
-    items.insert(_position(node, 2, len(items) + 1, len(items)), item)  # type: ignore[arg-type]
+    items.insert(_position(node, 2, len(items), len(items)), item)  # type: ignore[arg-type]
     return TensorSequence(tuple(items))
 
 
