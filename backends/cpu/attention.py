@@ -164,7 +164,7 @@ class Attention:
         """Scores of a tile of queries: scaled, biased, -inf where there is no key."""
         shape, unit, columns = self.shape, self.unit, self.scores
         source, bases = self._queries(source, head, query)
-        left = Left(source, lambda row, group: bases[0], Reduction((), shape.depth))
+        left = Left(source, lambda row, count, group: bases, Reduction((), shape.depth))
         with T.serial(columns.blocks) as block:
             named("block", block)
             first = bind("first", block * (self.key_steps * columns.vectors * unit.panel))
@@ -254,7 +254,7 @@ class Attention:
         """Probabilities times values, through the epilogue."""
         shape, unit, columns = self.shape, self.unit, self.values
         bases: list[Index] = [tirx.const(i * self.pitch, "int32") for i in range(self.rows)]
-        left = Left(probabilities, lambda row, group: bases[0], Reduction((), shape.keys))
+        left = Left(probabilities, lambda row, count, group: bases, Reduction((), shape.keys))
         with T.serial(columns.blocks) as block:
             named("block", block)
             first = bind("first", block * (self.value_steps * columns.vectors * unit.panel))

@@ -93,8 +93,9 @@ class BatchedProduct:
         rows = MatrixRows(shape.rows, shape.depth, origins[0])
         begin, end = (bind(n, (row_part + i) * self.tasks.tiles // schedule.row_tasks)
                       for i, n in enumerate(("begin", "end")))
-        first_row = bind("first_row", T.min(begin * schedule.rows, shape.rows - schedule.rows))
-        opened = rows.open(self.tasks, unit, left, 0)(row_part, first_row)
+        first, last = self.tasks.rows_of((begin, end))
+        first_row = bind("first_row", first)
+        opened = rows.open(self.tasks, unit, left, 0)(first_row, last)
         row_terms = self._emit_row_terms(left, origins[0], first_row)
         matrix = Matrix(right, origins[1], shape.columns, shape.depth, shape.columns)
         columns = schedule.columns
@@ -117,7 +118,7 @@ class BatchedProduct:
                     value = self._value(acc, row_terms, row - first_row)
                     self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), valid)
 
-                emit_rows(unit, opened, schedule, (begin, end), shape.rows,
+                emit_rows(unit, opened, schedule.rows, (begin, end), shape.rows,
                           Block(vectors, packed, 0, initial=initial), finish)
 
             by_kind(columns, block, unit.lanes, body)

@@ -106,17 +106,17 @@ class WindowRows:
 
     def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
         if not any(self.geometry.padding) and self.reduction.depth % arithmetic.depth == 0:
-            return lambda part, first: Left(source, lambda row, group: self._base(row, group, 0), self.reduction)
+            return lambda first, last: Left.by_row(source, lambda row, group: self._base(row, group, 0), self.reduction)
         height = max(self._image_row(last - 1) + self._reach - self._image_row(first)
                      for first, last in map(tasks.row_range, range(tasks.parts)))
 
-        def open_part(part: Index, first: Index) -> Left:
+        def open_part(first: Index, last: Index) -> Left:
             size = height * self.pitch
             slab = named("padded", T.alloc_buffer((size + arithmetic.depth,), arithmetic.operand))
             top = bind("top", self._image_row(first))
             self._copy(slab, source, top, height, padding)
             fill_run(slab, size, 0, arithmetic.depth)
-            return Left(slab, lambda row, group: self._base(row, group, top), self.reduction)
+            return Left.by_row(slab, lambda row, group: self._base(row, group, top), self.reduction)
         return open_part
 
     @property

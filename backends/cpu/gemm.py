@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError
-from ...ir import constant_value, shape_of
+from ...ir import constant_value, dims_of, product_of
 from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights
 from ...precision import Precision
 from ..target import Capabilities
@@ -20,7 +20,7 @@ from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
 from .microkernel import Tasks
 from .packing import as_operand, pack_weights, scale_and_offset
-from .signature import build_kernel, input_index, size_of
+from .signature import build_kernel, input_index
 from .tiling import Product, choose
 from .vector_math import Vector, fma
 from .vector_memory import Index, flat_view, load
@@ -29,9 +29,9 @@ from .vector_memory import Index, flat_view, load
 def build_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
     """The kernel of a matmul group: [..., K] · constant [K, N] in the request's precision, with its epilogue."""
     anchor = request.group.anchor.value
-    shape = shape_of(anchor.args[0])
+    leading = dims_of(anchor.args[0])[:-1]
     weights = constant_value(anchor.args[1])
-    rows = MatrixRows(size_of(shape[:-1]), shape[-1])
+    rows = MatrixRows(product_of(leading), len(weights))
     return build_product(request, capabilities, threads, weights[None, None], rows)
 
 
@@ -43,7 +43,7 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
     """
     unit = arithmetic(request.precision, capabilities)
     groups, taps, depth, columns = weights.shape
-    product = Product(rows.count, columns, rows.reduction.steps(unit), groups)
+    product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical)
     tasks = Tasks(product, choose(product, unit, capabilities, threads, rows.bytes_per_row(unit)))
     epilogue, scaling, operand = prepare(request, capabilities, weights)
     packed = pack_weights(operand, tasks.schedule.columns, unit)
@@ -56,7 +56,7 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
         opened = rows.open(tasks, unit, source, qparams.zero_point if qparams else 0)
         scales = parameters.constants[1:len(constants)]
 
-        def finish(acc: Vector, row: Index, column: Index, valid: int) -> None:
+        def finish(acc: Vector, row: Index, column: Index, valid: Index) -> None:
             epilogue.emit(dequantize(acc, scales, column, unit.lanes), Position(row, column), valid)
 
         tasks.emit(unit, parameters.constants[0], opened, finish)

@@ -78,12 +78,27 @@ class Arithmetic:
         """Elements of one packed vector of weights."""
         return self.lanes * self.depth
 
-    def broadcast(self, source: tirx.Buffer, offset: Index) -> Vector:
-        """``depth`` consecutive elements of the left side, in every lane."""
+    def broadcast(self, source: tirx.Buffer, offset: Index, present: Index | None = None) -> Vector:
+        """``depth`` consecutive elements of the left side, in every lane. Only the first ``present`` are read (None: all);
+        what stands for the others must be multiplied by 0."""
         if self.precision is Precision.FP32:
             return splat(source[offset], self.lanes, "float32")
-        word = splat(T.reinterpret("int32", load(source, offset, self.depth)), self.lanes, "int32")
+        if present is None:
+            scalar = T.reinterpret("int32", load(source, offset, self.depth))
+        else:
+            scalar = self._partial(source, offset, present)
+        word = splat(scalar, self.lanes, "int32")
         return T.reinterpret("uint8x64", word) if self.precision is Precision.INT8 else word
+
+    def _partial(self, source: tirx.Buffer, offset: Index, present: Index) -> Vector:
+        """Fewer than ``depth`` elements as a 32-bit word: BF16 one and zero; INT8 the last again in place of others."""
+        bits = 8 * self.operand_bytes
+        word = T.Cast("int32", source[offset])
+        for d in range(1, self.depth - 1):
+            at = min(present - 1, d) if isinstance(present, int) else T.min(present - 1, d)
+            further = T.Cast("int32", source[offset + at])
+            word = T.bitwise_or(word, T.shift_left(further, tirx.const(d * bits, "int32")))
+        return word
 
     def weights(self, packed: tirx.Buffer, offset: Index) -> Vector:
         """One packed vector of the right side."""

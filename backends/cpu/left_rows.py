@@ -9,6 +9,7 @@ from typing import Protocol
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...ir import Dim, evaluate_dim
 from .isa import Arithmetic, copy_run, fill_run, named
 from .microkernel import Left, Reduction, Tasks
 from .vector_memory import Index
@@ -20,7 +21,7 @@ class Rows(Protocol):
     """How a product's rows lie in the activations."""
 
     @property
-    def count(self) -> int:
+    def count(self) -> Dim:
         """Rows in all."""
 
     @property
@@ -31,38 +32,41 @@ class Rows(Protocol):
         """Bytes that a task touches per row, to keep its part in the cache."""
 
     def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        """What emits a part's access to its rows; ``padding`` is the value that stands for zero."""
+        """What emits a part's access to its rows, given the first and the past-the-last; ``padding`` is the value that
+        stands for zero."""
 
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """Rows of a row-major matrix [count, depth]; copied where a step would read past a row's end.
+    """Rows of a row-major matrix [count, depth]. Where a step would read past a row's end, they are copied, or read in
+    place with a partial last step if only running tells their extents.
 
     origin : where the matrix starts in its buffer.
     """
 
-    count: int
-    depth: int
+    count: Dim
+    depth: Dim
     origin: Index = 0
 
     @property
     def reduction(self) -> Reduction:
-        return Reduction((), self.depth)
+        return Reduction((), self.depth, not (isinstance(self.count, int) and isinstance(self.depth, int)))
 
     def bytes_per_row(self, arithmetic: Arithmetic) -> float:
         return self.depth * arithmetic.operand_bytes
 
     def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        if self.depth % arithmetic.depth == 0:
-            return lambda part, first: Left(source, lambda row, group: self.origin + row * self.depth, self.reduction)
+        if self.reduction.is_cut or self.depth % arithmetic.depth == 0:
+            return lambda first, last: Left.by_row(source, lambda row, group: self.origin + row * self.depth,
+                                                   self.reduction)
         pitch = -(-self.depth // arithmetic.depth) * arithmetic.depth
         height = max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
 
-        def open_part(part: Index, first: Index) -> Left:
+        def open_part(first: Index, last: Index) -> Left:
             rows = named("rows", T.alloc_buffer((height * pitch,), arithmetic.operand))
             with T.serial(T.min(height, self.count - first)) as row:
                 named("row", row)
                 fill_run(rows, row * pitch + self.depth, 0, pitch - self.depth)
                 copy_run(rows, row * pitch, source, self.origin + (first + row) * self.depth, self.depth)
-            return Left(rows, lambda row, group: (row - first) * pitch, self.reduction)
+            return Left.by_row(rows, lambda row, group: (row - first) * pitch, self.reduction)
         return open_part

@@ -7,14 +7,16 @@ which LLVM promotes to a register. Conventions of the packed weights: ``packing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...ir import Dim
 from .isa import Arithmetic, bind, named, span
-from .tiling import Columns, Product, Schedule, columns_of
+from .tiling import Columns, Product, Schedule, ceil_div, columns_of
 from .vector_math import Vector, splat
 from .vector_memory import Index, load, store
 
@@ -25,10 +27,12 @@ class Reduction:
 
     taps : (count, stride in elements) of the outer loops, outermost first.
     depth : consecutive elements of each tap, before it is padded to whole steps.
+    is_cut : whether nothing may be read beyond a tap's elements, so that the last step is a partial one.
     """
 
-    taps: tuple[tuple[int, int], ...]
-    depth: int
+    taps: tuple[tuple[int, Dim], ...]
+    depth: Dim
+    is_cut: bool = False
 
     @property
     def count(self) -> int:
@@ -38,19 +42,24 @@ class Reduction:
             total *= extent
         return total
 
-    def steps(self, arithmetic: Arithmetic) -> int:
+    def steps(self, arithmetic: Arithmetic) -> Dim:
         """Multiply-add instructions per accumulator."""
-        return self.count * -(-self.depth // arithmetic.depth)
+        return self.count * ceil_div(self.depth, arithmetic.depth)
 
 
 @dataclass(frozen=True)
 class Left:
-    """The left side of a product inside a task: a flat buffer, and the address of each row's first element, given the
-    row and the group."""
+    """The left side of a product inside a task: a flat buffer, and the addresses of the first elements of neighbouring
+    rows, given the first row, their number and the group."""
 
     source: tirx.Buffer
-    base: Callable[[Index, Index], Index]
+    bases: Callable[[Index, int, Index], Sequence[Index]]
     reduction: Reduction
+
+    @classmethod
+    def by_row(cls, source: tirx.Buffer, base: Callable[[Index, Index], Index], reduction: Reduction) -> Left:
+        """Rows whose addresses are computed one by one: ``base(row, group)``."""
+        return cls(source, lambda row, count, group: [base(row + i, group) for i in range(count)], reduction)
 
 
 Accumulators = list[list[tirx.Buffer]]
@@ -84,13 +93,13 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
             start = bind(f"start_{j}", load(block.initial[0], block.initial[1] + j * lanes, lanes))
         for row in acc:
             store(row[j], 0, start, lanes)
-    steps = -(-left.reduction.depth // arithmetic.depth)
+    steps = ceil_div(left.reduction.depth, arithmetic.depth)
 
-    def step(tap: Index, offset: Index, k: Index) -> None:
+    def step(tap: Index, offset: Index, k: Index, present: Index | None = None) -> None:
         at = block.first + (tap * steps + k) * (vectors * arithmetic.panel)
         right = [bind(f"w_{j}", arithmetic.weights(block.packed, at + j * arithmetic.panel)) for j in range(vectors)]
         for i, base in enumerate(bases):
-            value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth))
+            value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth, present))
             for j in range(vectors):
                 store(acc[i][j], 0, arithmetic.multiply_add(load(acc[i][j], 0, lanes), value, right[j]), lanes)
 
@@ -101,30 +110,58 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
             with T.serial(taps[0][0]) as t:
                 named("tap", t)
                 loops(taps[1:], tap * taps[0][0] + t, offset + t * taps[0][1])
-        elif steps == 1:
-            step(tap, offset, 0)
         else:
-            with T.serial(steps) as k:
-                step(tap, offset, named("k", k))
+            _emit_steps(arithmetic, left.reduction, lambda k, *present: step(tap, offset, k, *present))
 
     loops(left.reduction.taps, 0, 0)
     return acc
 
 
-def emit_rows(arithmetic: Arithmetic, left: Left, schedule: Schedule, tiles: tuple[Index, Index], total: int,
-              block: Block, finish: Finish) -> None:
-    """Emit the loop over the tiles of rows ``tiles[0]``…``tiles[1]`` for one column block.
+def _emit_steps(arithmetic: Arithmetic, reduction: Reduction, step: Callable[..., None]) -> None:
+    """Emit ``step(k)`` for every step of a tap; ``step(k, present)`` where elements are missing."""
+    full, rest = reduction.depth // arithmetic.depth, reduction.depth % arithmetic.depth
+    is_cut = reduction.is_cut and not (isinstance(rest, int) and rest == 0) and arithmetic.depth > 1
+    steps = full if is_cut else ceil_div(reduction.depth, arithmetic.depth)
+    if isinstance(steps, int) and steps == 1:
+        step(0)
+    else:
+        with T.serial(steps) as k:
+            step(named("k", k))
+    if is_cut and isinstance(rest, int):
+        step(full, rest)
+    elif is_cut:
+        with T.If(rest > 0), T.Then():
+            step(full, rest)
 
-    total : rows in all; the last tile starts at ``total - schedule.rows``.
+
+def emit_rows(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Index, Index], total: Dim,
+              block: Block, finish: Finish) -> None:
+    """Emit the loop over the tiles of ``rows`` rows ``tiles[0]``…``tiles[1]`` for one column block.
+
+    total : rows in all; the last tile starts at ``total - rows``. Where running tells that there are fewer than
+    ``rows``, they are taken one by one.
     """
+    if isinstance(total, int) or rows == 1:
+        _emit_tiles(arithmetic, left, rows, tiles, total, block, finish)
+        return
+    with T.If(total >= rows):
+        with T.Then():
+            _emit_tiles(arithmetic, left, rows, tiles, total, block, finish)
+        with T.Else():
+            singles = tiles[0] * rows, T.min(tiles[1] * rows, total)
+            _emit_tiles(arithmetic, left, 1, singles, total, block, finish)
+
+
+def _emit_tiles(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Index, Index], total: Dim,
+                block: Block, finish: Finish) -> None:
     with span("tile", *tiles) as tile:
-        row = tile * schedule.rows
-        if total % schedule.rows:
-            row = T.min(row, total - schedule.rows)
+        row = tile * rows
+        if rows > 1 and not (isinstance(total, int) and total % rows == 0):
+            row = T.min(row, total - rows)
         row = bind("row", row)
-        bases = [bind(f"base_{i}", left.base(row + i, block.group)) for i in range(schedule.rows)]
+        bases = [bind(f"base_{i}", base) for i, base in enumerate(left.bases(row, rows, block.group))]
         acc = emit_tile(arithmetic, left, bases, block)
-        for i in range(schedule.rows):
+        for i in range(rows):
             for j in range(block.vectors):
                 finish(load(acc[i][j], 0, arithmetic.lanes), row + i, j)
 
@@ -137,25 +174,31 @@ class Tasks:
     schedule: Schedule
 
     @property
-    def tiles(self) -> int:
-        return -(-self.product.rows // self.schedule.rows)
+    def tiles(self) -> Dim:
+        return ceil_div(self.product.rows, self.schedule.rows)
 
     @property
     def parts(self) -> int:
-        """Parts of the rows in all: tasks times chunks."""
+        """Parts of the rows in all, where their number is known: tasks times chunks."""
         return self.schedule.row_tasks * self.schedule.chunks
 
     def row_range(self, part: int) -> tuple[int, int]:
-        """First and past-the-last row that part number ``part`` computes."""
+        """First and past-the-last row that part number ``part`` computes, where the number of rows is known."""
         first, last = (p * self.tiles // self.parts for p in (part, part + 1))
         rows = self.schedule.rows
         return min(first * rows, self.product.rows - rows), min(last * rows, self.product.rows)
 
+    def rows_of(self, tiles: tuple[Index, Index]) -> tuple[Index, Index]:
+        """First and past-the-last row of a run of tiles."""
+        total, rows = self.product.rows, self.schedule.rows
+        first = T.min(tiles[0] * rows, total - rows)
+        return first if isinstance(total, int) else T.max(first, 0), T.min(tiles[1] * rows, total)
+
     def emit(self, arithmetic: Arithmetic, packed: tirx.Buffer, open_left: Callable[[Index, Index], Left],
-             finish: Callable[[Vector, Index, Index, int], None]) -> None:
+             finish: Callable[[Vector, Index, Index, Index], None]) -> None:
         """Emit everything.
 
-        open_left(part, first row) emits what makes a part's rows readable and returns them;
+        open_left(first, past-the-last row) emits what makes a part's rows readable and returns them;
         finish(accumulator, row, column, valid lanes) finishes one vector of results.
         """
         schedule, blocks = self.schedule, columns_of(self.product, self.schedule)
@@ -163,18 +206,34 @@ class Tasks:
         with T.parallel(tasks) if tasks > 1 else T.serial(1) as task:
             named("task", task)
             row_task, column_task = task // schedule.column_tasks, task % schedule.column_tasks
-            with T.serial(schedule.chunks) as chunk:
-                named("chunk", chunk)
-                part = bind("part", row_task * schedule.chunks + chunk)
-                begin, end = (bind(n, (part + i) * self.tiles // self.parts) for i, n in enumerate(("begin", "end")))
-                first = begin * schedule.rows
-                left = open_left(part, bind("first_row", T.min(first, self.product.rows - schedule.rows)))
+            with self._each_part(row_task) as (begin, end):
+                first, last = self.rows_of((begin, end))
+                left = open_left(bind("first_row", first), last)
                 start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
                 with span("block", start, stop) as block:
                     self._emit_block(arithmetic, packed, left, (begin, end), block, finish)
 
+    @contextmanager
+    def _each_part(self, row_task: Index) -> Iterator[tuple[Index, Index]]:
+        """The loop over the parts of a task: first and past-the-last tile of each."""
+        schedule = self.schedule
+        if isinstance(self.product.rows, int):
+            with T.serial(schedule.chunks) as chunk:
+                part = bind("part", row_task * schedule.chunks + named("chunk", chunk))
+                begin, end = (bind(n, (part + i) * self.tiles // self.parts) for i, n in enumerate(("begin", "end")))
+                yield begin, end
+            return
+        start, stop = (bind(n, (row_task + i) * self.tiles // schedule.row_tasks)
+                       for i, n in enumerate(("start", "stop")))
+        count, most = bind("count", stop - start), schedule.part_tiles
+        parts = bind("parts", T.max(T.min(count, 1), (count + most // 2) // most))
+        with T.serial(parts) as part:
+            named("part", part)
+            begin, end = (bind(n, start + (part + i) * count // parts) for i, n in enumerate(("begin", "end")))
+            yield begin, end
+
     def _emit_block(self, arithmetic: Arithmetic, packed: tirx.Buffer, left: Left, tiles: tuple[Index, Index],
-                    block: Index, finish: Callable[[Vector, Index, Index, int], None]) -> None:
+                    block: Index, finish: Callable[[Vector, Index, Index, Index], None]) -> None:
         columns, lanes = self.schedule.columns, arithmetic.lanes
         group = block // columns.blocks if self.product.groups > 1 else tirx.const(0, "int32")
         inner = block % columns.blocks if self.product.groups > 1 else block
@@ -185,15 +244,22 @@ class Tasks:
             def finish_vector(acc: Vector, row: Index, j: int) -> None:
                 column = group * self.product.columns + (inner * columns.vectors + j) * lanes
                 finish(acc, row, column, last if j == vectors - 1 else lanes)
-            emit_rows(arithmetic, left, self.schedule, tiles, self.product.rows,
+            emit_rows(arithmetic, left, self.schedule.rows, tiles, self.product.rows,
                       Block(vectors, packed, bind("first", first), group), finish_vector)
 
         by_kind(columns, inner, lanes, body)
 
 
-def by_kind(columns: Columns, block: Index, lanes: int, body: Callable[[int, int], None]) -> None:
+def by_kind(columns: Columns, block: Index, lanes: int, body: Callable[[int, Index], None]) -> None:
     """Emit ``body(vectors, valid lanes of the last vector)`` for whole blocks and for the narrower last one."""
-    if not columns.tail:
+    if not columns.is_static:
+        with T.If(block < columns.full):
+            with T.Then():
+                body(columns.vectors, lanes)
+            with T.Else():
+                valid = T.Select(block < columns.blocks - 1, lanes, columns.last)
+                body(1, bind("valid", T.Cast("int32", valid)))
+    elif not columns.tail:
         body(columns.vectors, lanes)
     elif not columns.full:
         body(columns.tail, columns.last)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -38,8 +37,3 @@ def build_kernel(request: KernelRequest, arithmetic: Arithmetic, epilogue: Epilo
         with arithmetic.helpers():
             emit(parameters)
     return Kernel(builder.get(), arrays, request.typically(macs), tuple(request.group.symbols))
-
-
-def size_of(shape: Sequence[int]) -> int:
-    """Number of elements."""
-    return math.prod(shape)

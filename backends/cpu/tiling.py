@@ -5,11 +5,15 @@ Nothing is measured here: the same product on the same target always gets the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
+from tvm import tirx
+
+from ...ir import Dim, evaluate_dim
 from ..target import Capabilities
 from .isa import Arithmetic
+from .vector_memory import Index
 
 # Cycles that a tile costs beside its multiply-adds: addresses, filling and draining the pipeline; then per vector of
 # accumulators for scaling, activation and store.
@@ -21,6 +25,8 @@ _LATENCY = 4.0
 _LAUNCH_CYCLES = 10_000.0
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
+# Tiles of a part, at most, where only running tells how many there are.
+_MOST_PART_TILES = 256
 
 
 @dataclass(frozen=True)
@@ -30,34 +36,76 @@ class Product:
     rows, columns : of one group's result.
     groups : products that share the rows (grouped convolution); their columns stand side by side.
     steps : multiply-add instructions per accumulator.
+    typical : an extent for every symbol, by name.
     """
 
-    rows: int
-    columns: int
-    steps: int
+    rows: Dim
+    columns: Dim
+    steps: Dim
     groups: int = 1
+    typical: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether rows and columns are numbers."""
+        return isinstance(self.rows, int) and isinstance(self.columns, int)
+
+    def at_typical(self) -> Product:
+        """The product at the typical extents."""
+        extents = dict(self.typical)
+        rows, columns, steps = (evaluate_dim(d, extents) for d in (self.rows, self.columns, self.steps))
+        return Product(rows, columns, steps, self.groups)
 
 
 @dataclass(frozen=True)
 class Columns:
     """How one group's columns are cut: ``full`` blocks of ``vectors`` whole vectors, then one of ``tail`` vectors whose
-    last has ``last`` valid lanes (no tail: 0)."""
+    last has ``last`` valid lanes (no tail: 0). Where only running tells the number of columns, each vector of the tail
+    is a block of its own.
+    """
 
     vectors: int
-    full: int
-    tail: int
-    last: int
+    full: Dim
+    tail: Dim
+    last: Dim
 
     @property
-    def blocks(self) -> int:
-        return self.full + (self.tail > 0)
+    def is_static(self) -> bool:
+        """Whether the number of columns is known."""
+        return isinstance(self.full, int)
+
+    @property
+    def blocks(self) -> Dim:
+        return self.full + (self.tail > 0) if self.is_static else self.full + self.tail
+
+    @property
+    def count(self) -> Dim:
+        """Vectors in all."""
+        return self.vectors * self.full + self.tail
+
+    @property
+    def widest(self) -> int:
+        """Vectors of the widest block."""
+        return max(self.vectors if self.full else 0, self.tail) if self.is_static else self.vectors
+
+    def offset(self, block: Index, size: Index) -> Index:
+        """Elements before a block, where every vector has ``size``."""
+        if self.is_static:
+            return block * (self.vectors * size)
+        return (block + tirx.min(block, self.full) * (self.vectors - 1)) * size
 
     @classmethod
-    def cut(cls, columns: int, vectors: int, lanes: int) -> Columns:
+    def cut(cls, columns: Dim, vectors: int, lanes: int) -> Columns:
         """Cut ``columns`` into blocks of ``vectors`` vectors of ``lanes``."""
-        count, full = -(-columns // lanes), columns // (vectors * lanes)
+        count, full = ceil_div(columns, lanes), columns // (vectors * lanes)
         tail = count - full * vectors
-        return cls(vectors, full, tail, columns - (count - 1) * lanes if tail else 0)
+        exact = columns - (count - 1) * lanes
+        return cls(vectors, full, tail, (exact if tail else 0) if isinstance(tail, int) else exact)
+
+
+def ceil_div(extent: Dim, unit: int) -> Dim:
+    """How many units cover an extent."""
+    return (extent + (unit - 1)) // unit
 
 
 @dataclass(frozen=True)
@@ -68,6 +116,7 @@ class Schedule:
     columns : the cut of the columns into register blocks.
     row_tasks, column_tasks : parallel tasks along each axis; their product is the number of tasks.
     chunks : parts into which a task cuts its rows, so that what a part reads stays in the second-level cache.
+    part_tiles : register blocks of such a part where only running tells how many rows there are.
     """
 
     rows: int
@@ -75,14 +124,27 @@ class Schedule:
     row_tasks: int
     column_tasks: int
     chunks: int = 1
+    part_tiles: int = _MOST_PART_TILES
 
 
 def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
            row_bytes: float = 0.0) -> Schedule:
-    """The schedule with the least predicted time of the slowest thread.
+    """The schedule with the least predicted time of the slowest thread, at the typical extents of symbols.
 
     row_bytes : bytes that a task reads or copies per row of the result; bounds the chunks.
     """
+    schedule = _best(product.at_typical(), arithmetic, capabilities, threads, row_bytes)
+    if product.is_static:
+        return schedule
+    columns = Columns.cut(product.columns, schedule.columns.vectors, arithmetic.lanes)
+    part_bytes = max(row_bytes * schedule.rows, 1.0)
+    part_tiles = max(1, min(round(capabilities.l2_bytes / 2 / part_bytes), _MOST_PART_TILES))
+    return replace(schedule, columns=columns, part_tiles=part_tiles)
+
+
+def _best(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
+          row_bytes: float) -> Schedule:
+    """The schedule of a product of known extents."""
     best: tuple[float, Schedule] | None = None
     for vectors in range(1, min(8, -(-product.columns // arithmetic.lanes)) + 1):
         for rows in range(1, min(14, product.rows) + 1):

@@ -1,0 +1,73 @@
+"""Kernels with symbolic extents: compiled once, run at several extents, compared with the reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from tvm import relax, tirx
+
+from narrowcast import ir
+from narrowcast.backends.cpu.build import call_kernel, compile_functions
+from narrowcast.backends.cpu.emit import emit
+from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.calibration.agreement import group_agreement
+from narrowcast.calibration.numerics import GroupProgram, Stored
+from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+
+from .groups import NATIVE
+
+OUTPUTS = (FLOAT32, Storage("uint8", QParams(0.1, 100)), BFLOAT16)
+OPERAND = {Precision.FP32: FLOAT32, Precision.BF16: BFLOAT16, Precision.INT8: Storage("uint8", QParams(0.03, 120))}
+
+
+def symbol(name: str) -> tirx.Var:
+    """The extent of a user's dim."""
+    return tirx.Var(name, "int64")
+
+
+def symbolic_group(kind: str, shapes: Sequence[tuple[ir.Dim, ...]],
+                   body: Callable[[ir.GraphBuilder, list[relax.Var]], relax.Var]) -> ir.Group:
+    """A group over float32 parameters whose shapes hold symbols; ``body`` emits its ops, the anchor as "layer"."""
+    params = [relax.Var(f"in{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    symbols = list(dict.fromkeys(s for shape in shapes for d in shape for s in ir.symbols_in(d)))
+    builder = ir.GraphBuilder([*params, relax.Var("symbols", relax.ShapeType(symbols))])
+    function = builder.finish([body(builder, params)], attrs={"Primitive": True, "group": kind})
+    return ir.Group(name="layer", kind=kind, function=function, inputs=tuple(p.name for p in params))
+
+
+class SymbolicKernel:
+    """The compiled kernel of a group, made for the extents ``typical``.
+
+    exact : how many of the first parameters the anchor multiplies; the others are float32.
+    """
+
+    def __init__(self, group: ir.Group, precision: Precision, typical: Mapping[str, int], exact: int = 1,
+                 threads: int = 2) -> None:
+        storages = tuple(OPERAND[precision] if i < exact else FLOAT32 for i in range(len(group.parameters)))
+        self.request = KernelRequest(group, precision, storages, OUTPUTS, typical=tuple(typical.items()))
+        self.kernel = emit(self.request, NATIVE.capabilities, threads)
+        self.module = compile_functions({"kernel": self.kernel.func}, NATIVE.tvm_target())
+
+    def check(self, extents: Mapping[str, int], seed: int = 0) -> None:
+        """Run at these extents on random data; assert that every output is what the evaluator computes."""
+        rng, request = np.random.default_rng(seed), self.request
+        inputs = []
+        for parameter, storage in zip(request.group.parameters, request.inputs, strict=True):
+            shape = [ir.evaluate_dim(d, extents) for d in ir.dims_of(parameter)]
+            inputs.append(Stored.of(torch.from_numpy(rng.standard_normal(shape).astype(np.float32)), storage))
+        arrays = [_memory(s.data) for s in inputs]
+        outputs = [Stored(_tensor(array, storage), storage) for array, storage in zip(
+            call_kernel(self.module["kernel"], request, self.kernel, arrays), request.outputs, strict=True)]
+        agreement = group_agreement(GroupProgram(request.group).at(extents), request.precision, inputs, outputs)
+        assert agreement.ok, f"{agreement.detail} at {dict(extents)}"
+
+
+def _memory(data: torch.Tensor) -> np.ndarray:
+    return (data.view(torch.uint16) if data.dtype is torch.bfloat16 else data).numpy()
+
+
+def _tensor(array: np.ndarray, storage: Storage) -> torch.Tensor:
+    data = torch.from_numpy(array)
+    return data.view(torch.bfloat16) if storage.dtype == "bfloat16" else data
