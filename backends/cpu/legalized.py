@@ -14,6 +14,7 @@ from ...ir import (
     GraphBuilder,
     as_dim,
     constant_value,
+    dtype_of,
     is_equal_dim,
     is_number,
     op_bindings,
@@ -69,6 +70,8 @@ def lift_constants(function: relax.Function) -> tuple[relax.Function, tuple[np.n
         value = binding.value
         if isinstance(value, relax.Call):
             value = relax.Call(value.op, [replace(a) for a in value.args], value.attrs, value.ty_args)
+        elif isinstance(value, Constant):  # A result that is known: it is copied.
+            value = relax.op.astype(replace(value), dtype_of(value))
         calls.append((binding.var, value))
     tensors = [p for p in function.params if not isinstance(p.ty, relax.ShapeType)]
     builder = GraphBuilder([*tensors, *lifted.values(), *(p for p in function.params if p not in tensors)])

@@ -8,10 +8,12 @@ from __future__ import annotations
 from . import (
     activations,
     arithmetic,
+    caches,
     casts,
     contributed,
     contributed_quantized,
     convolutions,
+    determinants,
     elementwise,
     generators,
     indexing,
@@ -24,14 +26,17 @@ from . import (
     recurrent,
     reductions,
     resizing,
+    sampling,
     sequences,
     slicing,
+    spectral,
+    unfolding,
 )
 from .node import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 
 __all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, arithmetic, casts, contributed, contributed_quantized, convolutions, elementwise, generators,
-          indexing, integers, linear, movement, normalization, pooling, quantization, recurrent, reductions,
-          resizing, sequences, slicing)
+TABLES = (activations, arithmetic, caches, casts, contributed, contributed_quantized, convolutions, determinants,
+          elementwise, generators, indexing, integers, linear, movement, normalization, pooling, quantization,
+          recurrent, reductions, resizing, sampling, sequences, slicing, spectral, unfolding)

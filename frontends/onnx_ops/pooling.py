@@ -11,6 +11,7 @@ from tvm import relax
 from ...ir import Dim, Expr, is_equal_dim
 from .convolutions import padding, spatial_attribute
 from .node import OnnxNode, Results, operator
+from .unfolding import max_with_places
 
 _MAX = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
 _AVERAGE = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
@@ -67,11 +68,18 @@ def _rounding_up(node: OnnxNode, travel: Dim, stride: int) -> int:
 
 @operator("MaxPool")
 def max_pool(node: OnnxNode) -> Results:
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise node.unsupported("with indices")
     w = _window(node)
+    if any(node.outputs[1:]):
+        return _with_indices(node, w)
     return node.emit(_MAX[len(w.kernel)](node.expr(0), pool_size=w.kernel, strides=w.strides, padding=w.all_pads,
                                          dilation=w.dilations))
+
+
+def _with_indices(node: OnnxNode, w: _Window) -> Results:
+    extents, pads, rank = node.shape(0)[2:], w.all_pads, len(w.kernel)
+    counts = [(e + pads[i] + pads[rank + i] - (k - 1) * d - 1) // s + 1
+              for i, (e, k, s, d) in enumerate(zip(extents, w.kernel, w.strides, w.dilations, strict=True))]
+    return max_with_places(node, counts, w.kernel, w.strides, w.dilations, pads[:rank])
 
 
 @operator("AveragePool")

@@ -16,8 +16,10 @@ from tvm import relax, tirx
 
 from ...ir import Dim, Expr, dims_of, is_equal_dim, simplified
 from .node import OnnxNode, Results, operator
+from .sampling import sample_grid
 
 _IMAGE_MODES = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+_CROP = "tf_crop_and_resize"
 _IMAGE_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 # Larger axes are refused before anything is computed for them, and larger interpolation matrices.
 _MAX_EXTENT, _MAX_MATRIX = 2 ** 24, 2 ** 27
@@ -31,19 +33,22 @@ _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class _Form:
-    """What every axis becomes, and how positions are rounded and interpolated."""
+    """What every axis becomes, and how positions are rounded and interpolated; ``regions`` are the parts of the axes,
+    from 0 to 1, that are cropped first."""
 
     mode: str
     coordinates: str
     rounding: str
     targets: list[Dim]
     scales: list[float | None]
+    antialias: bool = False
+    regions: list[tuple[float, float]] | None = None
 
     @property
     def is_image_form(self) -> bool:
         """Whether Relax's ``resize2d`` says it, given that the scales are ratios of the sizes."""
         plain = self.mode != "nearest" or (self.coordinates, self.rounding) == ("asymmetric", "floor")
-        return plain and self.coordinates in _IMAGE_COORDINATES
+        return plain and self.coordinates in _IMAGE_COORDINATES and not self.antialias
 
 
 @operator("Resize", "Upsample")
@@ -53,14 +58,17 @@ def resize(node: OnnxNode) -> Results:
     coordinates = node.attribute("coordinate_transformation_mode", "half_pixel")
     if node.op == "Upsample" or node.opset < 11:
         coordinates = "asymmetric"
-    if mode not in _IMAGE_MODES or coordinates not in (*_IMAGE_COORDINATES, "half_pixel_symmetric"):
-        raise node.unsupported(f"with mode {mode} and coordinates {coordinates}")
-    if node.attribute("antialias", 0):
-        raise node.unsupported("with antialias")
-    form = _repetition(_Form(mode, coordinates, _rounding(node), *_targets(node)))
+    if mode not in _IMAGE_MODES or coordinates not in (*_IMAGE_COORDINATES, "half_pixel_symmetric", _CROP):
+        raise node.fault("the mode or the coordinates are unknown", found=(mode, coordinates))
+    targets, scales = _targets(node)
+    narrows = any(s is None or s < 1 for s in scales)
+    antialias = bool(node.attribute("antialias", 0)) and mode != "nearest" and narrows
+    regions = _regions(node) if coordinates == _CROP else None
+    form = _repetition(_Form(mode, coordinates, _rounding(node), targets, scales, antialias, regions))
     targets, scales = form.targets, form.scales
     axes = [a for a, (t, s) in enumerate(zip(targets, scales, strict=True))
-            if not is_equal_dim(t, source[a]) or s not in (None, 1.0)]
+            if not is_equal_dim(t, source[a]) or s not in (None, 1.0)
+            or (regions is not None and regions[a] != (0.0, 1.0))]
     if not axes:
         return node.value(0)
     exact = all(_is_ratio(t, s, d) for t, s, d in zip(targets, scales, source, strict=True))
@@ -72,10 +80,24 @@ def resize(node: OnnxNode) -> Results:
     x = node.expr(0)
     for axis in axes:
         before, after = node.numbers([source[axis], targets[axis]], "an axis that is resized")
-        scale = scales[axis]
-        positions = _positions(form.coordinates, before, after, after / before if scale is None else scale)
-        x = _resize_axis(node, x, axis, positions, mode)
+        scale = after / before if scales[axis] is None else scales[axis]
+        region = None if regions is None else regions[axis]
+        positions = _positions(form.coordinates, before, after, scale, region)
+        x = _resize_axis(node, x, axis, positions, form, scale)
     return x if isinstance(x, relax.Var) else node.emit(x)
+
+
+def _regions(node: OnnxNode) -> list[tuple[float, float]]:
+    """Where the crop starts and ends on every axis."""
+    rank = node.rank(0)
+    axes = node.axes(node.attribute("axes", tuple(range(rank))), rank)
+    given = node.known(1, "a region").reshape(-1).tolist()
+    if len(given) != 2 * len(axes):
+        raise node.fault("the region does not fit the axes", found=given, expected=f"{2 * len(axes)} numbers")
+    result = [(0.0, 1.0)] * rank
+    for i, axis in enumerate(axes):
+        result[axis] = given[i], given[len(axes) + i]
+    return result
 
 
 def _image(node: OnnxNode, x: Expr, size: list[Dim], form: _Form) -> relax.Var:
@@ -171,11 +193,15 @@ def _keep_aspect(node: OnnxNode, scales: tuple[float, ...]) -> tuple[float, ...]
     return ((min if policy == "not_larger" else max)(scales),) * len(scales)
 
 
-def _positions(coordinates: str, source: int, target: int, scale: float) -> np.ndarray:
+def _positions(coordinates: str, source: int, target: int, scale: float,
+               region: tuple[float, float] | None) -> np.ndarray:
     """For every element of the result the place in the source that it is taken from, as the operator defines it."""
     x = np.arange(target, dtype=np.float64)
     if coordinates == "asymmetric":
         return x / scale
+    if region is not None:
+        low, span = region[0] * (source - 1), (region[1] - region[0]) * (source - 1)
+        return low + (x * span / (target - 1) if target > 1 else np.full(1, span / 2))
     if coordinates == "align_corners":
         return x * (source - 1) / (target - 1) if target > 1 else np.zeros(1)
     if coordinates == "pytorch_half_pixel" and target == 1:
@@ -186,34 +212,43 @@ def _positions(coordinates: str, source: int, target: int, scale: float) -> np.n
     return (x + 0.5) / scale - 0.5
 
 
-def _resize_axis(node: OnnxNode, x: Expr, axis: int, positions: np.ndarray, mode: str) -> Expr:
+def _resize_axis(node: OnnxNode, x: Expr, axis: int, positions: np.ndarray, form: _Form, scale: float) -> Expr:
     shape = dims_of(x)
     extent = int(shape[axis])
-    if mode == "nearest":
-        picked = np.clip(_ROUNDINGS[_rounding(node)](positions), 0, extent - 1).astype(np.int64)
-        return node.emit(relax.op.take(x, node.constant(picked), axis, mode="clip"))
-    matrix = _weights(node, positions, extent, mode)
-    last = [a for a in range(len(shape)) if a != axis] + [axis]
-    turned = x if axis == len(shape) - 1 else node.emit(relax.op.permute_dims(x, last), "turned")
-    product = node.emit(relax.op.matmul(turned, node.constant(matrix.T.astype(np.float32))))
-    return product if axis == len(shape) - 1 else node.emit(relax.op.permute_dims(product, np.argsort(last).tolist()))
+    if form.mode == "nearest":
+        picked = np.clip(_ROUNDINGS[form.rounding](positions), 0, extent - 1).astype(np.int64)
+        result = node.emit(relax.op.take(x, node.constant(picked), axis, mode="clip"))
+    else:
+        matrix = _weights(node, positions, extent, form.mode, min(scale, 1.0) if form.antialias else 1.0)
+        last = [a for a in range(len(shape)) if a != axis] + [axis]
+        turned = x if axis == len(shape) - 1 else node.emit(relax.op.permute_dims(x, last), "turned")
+        result = node.emit(relax.op.matmul(turned, node.constant(matrix.T.astype(np.float32))))
+        if axis < len(shape) - 1:
+            result = node.emit(relax.op.permute_dims(result, np.argsort(last).tolist()))
+    outside = (positions < 0) | (positions > extent - 1)
+    if form.coordinates != _CROP or not outside.any():
+        return result
+    mask = node.constant(outside.reshape([-1 if a == axis else 1 for a in range(len(shape))]))
+    value = node.constant(node.attribute("extrapolation_value", 0.0), node.dtype(0))
+    return node.emit(relax.op.where(mask, value, result))
 
 
-def _weights(node: OnnxNode, positions: np.ndarray, source: int, mode: str) -> np.ndarray:
-    """The matrix [target, source]; places outside repeat the edge."""
-    base = np.floor(positions)
-    t = positions - base
+def _weights(node: OnnxNode, positions: np.ndarray, source: int, mode: str, stretch: float) -> np.ndarray:
+    """The matrix [target, source]; places outside repeat the edge. A ``stretch`` below 1 makes the kernel wider, so
+    that every element of the source counts."""
+    reach = int(np.ceil((1 if mode == "linear" else 2) / stretch))
+    taps = np.floor(positions) + np.arange(1 - reach, reach + 1)[:, None]
+    distance = np.abs(taps - positions) * stretch
     if mode == "linear":
-        taps, weights = np.stack([base, base + 1]), np.stack([1 - t, t])
+        weights = np.maximum(1 - distance, 0)
     else:
         a = float(node.attribute("cubic_coeff_a", -0.75))
-        distance = np.stack([1 + t, t, 1 - t, 2 - t])
         near = ((a + 2) * distance - (a + 3)) * distance ** 2 + 1
         far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-        taps, weights = base + np.arange(-1, 3)[:, None], np.where(distance <= 1, near, far)
-        if node.attribute("exclude_outside", 0):
-            weights = np.where((taps < 0) | (taps >= source), 0.0, weights)
-            weights = weights / weights.sum(axis=0)
+        weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+    if node.attribute("exclude_outside", 0):
+        weights = np.where((taps < 0) | (taps >= source), 0.0, weights)
+    weights = weights / weights.sum(axis=0)
     matrix = np.zeros((len(positions), source))
     rows = np.broadcast_to(np.arange(len(positions)), taps.shape)
     np.add.at(matrix, (rows, np.clip(taps, 0, source - 1).astype(np.int64)), weights)
@@ -229,7 +264,7 @@ def grid_sample(node: OnnxNode) -> Results:
     if node.attribute("padding_mode", "zeros") not in ("zeros", "border", "reflection"):
         raise node.fault("padding_mode is unknown", found=node.attribute("padding_mode"))
     if method not in ("nearest", "bilinear", "bicubic") or rank != 4 or node.rank(1) != 4:
-        raise node.unsupported(f"with mode {mode} of {rank} dimensions")
+        return sample_grid(node, mode)
     grid = node.emit(relax.op.permute_dims(node.expr(1), [0, 3, 1, 2]), "grid")
     return node.emit(relax.op.image.grid_sample(
         node.expr(0), grid, method=method, layout="NCHW", padding_mode=node.attribute("padding_mode", "zeros"),
