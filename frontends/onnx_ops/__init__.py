@@ -11,6 +11,8 @@ from . import (
     caches,
     casts,
     contributed,
+    contributed_attention,
+    contributed_norms,
     contributed_quantized,
     convolutions,
     determinants,
@@ -37,6 +39,7 @@ from .node import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 __all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, arithmetic, caches, casts, contributed, contributed_quantized, convolutions, determinants,
-          elementwise, generators, indexing, integers, linear, movement, normalization, pooling, quantization,
-          recurrent, reductions, resizing, sampling, sequences, slicing, spectral, unfolding)
+TABLES = (activations, arithmetic, caches, casts, contributed, contributed_attention, contributed_norms,
+          contributed_quantized, convolutions, determinants, elementwise, generators, indexing, integers, linear,
+          movement, normalization, pooling, quantization, recurrent, reductions, resizing, sampling, sequences,
+          slicing, spectral, unfolding)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of
+from ...ir import Expr
 from .. import emit
-from .broadcasting import broadcastable, shape_text
+from .broadcasting import shape_text
 from .elementwise import broadcast
 from .node import MICROSOFT, OnnxNode, Results, operator
 
@@ -47,20 +47,6 @@ def rms_normalization(node: OnnxNode) -> Results:
     axes = _trailing(node)
     return node.emit(relax.op.nn.rms_norm(node.expr(0), _affine(node, 1, axes), axes,
                                           float(node.attribute("epsilon", 1e-5))))
-
-
-@operator("SkipLayerNormalization", domain=MICROSOFT)
-def skip_layer_normalization(node: OnnxNode) -> Results:
-    """``layer_norm(x + skip + bias)``; the fourth output is the sum."""
-    if any(node.outputs[1:3]):
-        raise node.unsupported("with mean and deviation as outputs")
-    total = node.emit(relax.op.add(*broadcastable(node, [node.expr(0), node.expr(1)])), "sum")
-    if node.has(4):
-        total = node.emit(relax.op.add(total, node.expr(4)), "sum")
-    beta = node.expr(3) if node.has(3) else None
-    result = emit.layer_norm(node.builder, node.name, total, node.expr(2), beta, axes=[len(dims_of(total)) - 1],
-                             epsilon=float(node.attribute("epsilon", 1e-12)))
-    return result, total, total, total
 
 
 def _trailing(node: OnnxNode) -> list[int]:

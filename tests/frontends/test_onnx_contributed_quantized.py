@@ -39,7 +39,8 @@ def test_binary(op: str, dtype: type, known: bool) -> None:
     ("QLinearSoftmax", {"opset": 11, "axis": 1}),
 ])
 def test_unary(op: str, attributes: dict[str, object], dtype: type) -> None:
-    inputs = [levels(3, 5, 7, dtype=dtype), scale(0.05), zero(20, dtype), scale(1 / 256), zero(np.iinfo(dtype).min, dtype)]
+    inputs = [levels(3, 5, 7, dtype=dtype), scale(0.05), zero(20, dtype), scale(1 / 256),
+              zero(np.iinfo(dtype).min, dtype)]
     check(op, inputs, (1, 2, 3, 4), levels=1, **attributes)
 
 
