@@ -27,7 +27,7 @@ import tvm_ffi
 
 from .._environment import available_cpus
 from ..errors import TargetError, VerificationError
-from ..ir import evaluate_dim, is_number
+from ..ir import as_dim, evaluate_dim, is_number, symbols_in
 from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
 from .executable import use_threads
@@ -138,7 +138,9 @@ def cost_key(kernel: Kernel, target: Target, extents: Mapping[str, int] = NO_SYM
         func, (tvm.tirx.FloatImm, lambda immediate: tvm.tirx.FloatImm(immediate.ty.dtype, 1.0)))
     code = tvm_ffi.structural_hash(func) & (2**64 - 1)
     versions = "/".join(f"{name} {_version(name)}" for name in ("apache-tvm", "narrowcast"))
-    at = "".join(f"/{s.name}={extents[s.name]}" for s in kernel.symbols)
+    tensors = [p for p in kernel.func.params if not is_number(p)]
+    symbols = {s.name for p in tensors for d in p.ty.shape for s in symbols_in(as_dim(d))}
+    at = "".join(f"/{name}={extents[name]}" for name in sorted(symbols))
     return f"{code:016x}{at}/{target.cpu}/{host_model()}/{target.threads} threads/{versions}"
 
 

@@ -111,7 +111,8 @@ def lower(
     """Lower a module in grouped form.
 
     Raises PlanError where the plan is not one of this module, UnsupportedOperatorError where a group has no kernel.
-    ``typical`` has an extent for every symbol, by name, that the kernels should be fast at. ``emit_group`` replaces the kernel generator, so that a caller can keep kernels between plans.
+    ``typical`` has an extent for every symbol, by name, that the kernels should be fast at. ``emit_group`` replaces the
+    kernel generator, so that a caller can keep kernels between plans.
     """
     groups = groups_of(mod)
     if [g.name for g in groups] != [d.op for d in plan.decisions]:

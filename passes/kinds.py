@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from ..ir import Constant, Expr, dims_of, dtype_of, op_name, shape_of, variables_of
+from ..ir import Constant, Expr, dims_of, dtype_of, is_number, op_name, shape_of, variables_of
 
 ELEMENTWISE = frozenset({
     *(f"relax.{name}" for name in (
@@ -73,7 +73,7 @@ def _not_float(call: relax.Call) -> str:
 
 def _tensors(call: relax.Call) -> list[Expr]:
     fields = (e for a in call.args for e in (a.fields if isinstance(a, relax.Tuple) else [a]))
-    return [e for e in fields if isinstance(e, (relax.Var, Constant))]
+    return [e for e in fields if isinstance(e, (relax.Var, Constant)) and not is_number(e)]
 
 
 def _convolution(call: relax.Call) -> tuple[str, str]:

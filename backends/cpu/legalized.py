@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
+from tvm.tirx.layout import TileLayout
 
 from ...errors import UnsupportedOperatorError
 from ...ir import (
@@ -50,6 +52,7 @@ def build_opaque(request: KernelRequest, capabilities: Capabilities, threads: in
         raise UnsupportedOperatorError("TVM has no code for this operator", layer=group.name, found=", ".join(
             str(n) for n in names), hint=str(error).strip().splitlines()[-1][:200]) from error
     func = lower_blocks(schedule(func, capabilities.vector_bits // 32, Loops.of(request, capabilities, threads)))
+    func = _with_one_symbol_each(func)
     func = func.with_attr("global_symbol", identifier(group.name)).with_attr("layer", group.name)
     return Kernel(func, arrays, 0, tuple(p for p in func.params if is_number(p)))
 
@@ -100,6 +103,22 @@ def _legalize(function: relax.Function) -> tvm.tirx.PrimFunc:
     if len(found) != 1:
         raise ValueError(f"legalized to {len(found)} functions instead of one")
     return found[0]
+
+
+def _with_one_symbol_each(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+    """The function without the second variables for a symbol that ``FuseTIR`` leaves in the layouts of buffers, and
+    with what is known of symbols (``kernel.assume_extents``)."""
+    extents = [d for p in func.params for d in ([p] if is_number(p) else p.ty.shape)]
+    symbols = {d.name: d for d in extents if isinstance(d, tvm.ir.Var)}
+    if not symbols:
+        return func
+
+    def mend(layout: TileLayout) -> TileLayout:
+        return tvm_ffi.structural_map(layout, (tvm.ir.Var, lambda var: symbols.get(var.name, var)))
+
+    func = tvm_ffi.structural_map(func, (TileLayout, mend))
+    known = tvm.tirx.all(*(s >= 1 for s in symbols.values()))
+    return func.with_body(tvm.tirx.IfThenElse(known, func.body, None))
 
 
 def schedule(func: tvm.tirx.PrimFunc, lanes: int, loops: Loops) -> tvm.tirx.PrimFunc:

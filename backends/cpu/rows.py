@@ -165,7 +165,9 @@ def _reduce(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights)
         result = bound(scan.mean(lambda x: x) if kind == "mean" else scan.reduce(kind, lambda x: x))
         index = scan.result_index
         columns = epilogue.columns
-        place = Position(index, 0) if is_equal_dim(columns, 1) else Position(T.floordiv(index, columns), T.floormod(index, columns))
+        place = Position(index, 0)
+        if not is_equal_dim(columns, 1):
+            place = Position(T.floordiv(index, columns), T.floormod(index, columns))
         epilogue.emit(result, place, scan.valid)
 
 

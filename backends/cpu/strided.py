@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import tvm
 
@@ -70,7 +71,7 @@ class Strided:
             return dense(self.buffer, shape)
         strides: dict[int, Dim] = {}
         for own, other in _runs(self.shape, shape):
-            for a, b in zip(own, own[1:], strict=False):
+            for a, b in pairwise(own):
                 if not is_equal_dim(self.strides[a], self.shape[b] * self.strides[b]):
                     return None
             stride: Dim = self.strides[own[-1]] if own else 0
