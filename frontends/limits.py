@@ -20,6 +20,9 @@ MAX_UNROLLED = 5_000
 # Kernels address the elements of one tensor by 32-bit integers.
 MAX_ELEMENTS = 2 ** 31 - 1
 MAX_RANK = 32
+# Bytes of constants that are computed at import, besides ``MAX_GROWTH`` times those of the weights; and elements of an
+# array that holds symbols.
+MAX_CONSTANTS_BYTES, MAX_GROWTH, MAX_SYMBOLIC = 2 ** 29, 4, 2 ** 12
 MAX_NAME = 4096
 # Tensors of external data may be read that many times, as tied weights are.
 MAX_SHARED = 4

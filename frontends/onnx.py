@@ -18,8 +18,9 @@ from tvm import relax
 
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
 from ..ir import GraphBuilder, constant, with_main
+from .limits import MAX_CONSTANTS_BYTES, MAX_GROWTH
 from .model import ImportedModel, Requirement, likely
-from .onnx_constants import MAX_CONSTANTS_BYTES, can_evaluate, evaluate, widened
+from .onnx_constants import can_evaluate, evaluate, widened
 from .onnx_control import CONTROL
 from .onnx_functions import NO_TRANSLATION, function_of, has_function, with_arguments
 from .onnx_inputs import Signature, bind_inputs
@@ -37,7 +38,7 @@ from .onnx_reading import (
 )
 from .onnx_scope import UNKNOWN, Place, Result, Scope, Unknown
 from .onnx_symbolic import evaluate_symbolic
-from .onnx_types import result_types, type_name
+from .onnx_types import result_types, type_name, type_problem
 from .symbolic_array import SymbolicArray, materialized
 
 
@@ -121,6 +122,7 @@ class _Importer:
     unsupported: list[tuple[str, str, UnsupportedOperatorError]] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     caller: onnx.NodeProto | None = None
+    weights_bytes: int = 0
     constants_bytes: int = 0
     unrolled: int = 0
 
@@ -132,6 +134,7 @@ class _Importer:
                 return place.values[name]
             if name in place.initializers:
                 array = widened(array_of(place.initializers[name], self.folder))
+                self.weights_bytes += array.nbytes
                 return place.values.setdefault(name, array)
             place = place.parent
         raise ImportModelError("a value is read that nothing produces", found=name)
@@ -150,7 +153,7 @@ class _Importer:
                     scope.types[output], scope.values[output] = declared, value
 
     def _results(self, node: onnx.NodeProto, place: Place) -> Sequence[Result]:
-        label, key = label_of(node), (domain_of(node.domain), node.op_type)
+        label, key = self._label(node), (domain_of(node.domain), node.op_type)
         if key[0] not in place.opsets and key not in self.functions:
             raise ImportModelError("a node's operator domain has no version in the model", layer=label,
                                    found=key[0] or "ai.onnx", expected=sorted(d or "ai.onnx" for d in place.opsets))
@@ -179,6 +182,10 @@ class _Importer:
                                    expected=len(results))
         return results
 
+    def _label(self, node: onnx.NodeProto) -> str:
+        """What errors call a node: in the body of a function, after the call that the model has."""
+        return label_of(node) if self.caller is None else f"{label_of(self.caller)}.{label_of(node)}"
+
     def _is_translated(self, domain: str, op: str, opsets: Mapping[str, int]) -> bool:
         return ((domain, op) in OPERATORS or (domain, op) in self.functions or (domain == "" and op in CONTROL)
                 or has_function(domain, op, opsets))
@@ -188,7 +195,7 @@ class _Importer:
         if key in self.functions:
             return self._call(node, self.functions[key], resolved)
         if resolved.domain == "":
-            _check_node(node, resolved)
+            _check_node(node, resolved, is_called=self.caller is not None)
             if resolved.op == "Constant":
                 return [_constant(resolved)]
             if resolved.op in CONTROL:
@@ -208,7 +215,8 @@ class _Importer:
     def _known(self, node: onnx.NodeProto, resolved: OnnxNode) -> Sequence[Value] | None:
         """The results of a node whose inputs are known; None where they are not."""
         known = [v for v in resolved.inputs if v is None or isinstance(v, (np.ndarray, SymbolicArray))]
-        if not node.input or len(known) < len(resolved.inputs) or not can_evaluate(node, resolved.opset):
+        elements = sum(v.size for v in known if isinstance(v, np.ndarray))
+        if not node.input or len(known) < len(resolved.inputs) or not can_evaluate(node, resolved.opset, elements):
             return None
         arrays = [v for v in known if not isinstance(v, SymbolicArray)]
         return self._evaluate(node, resolved, arrays) if len(arrays) == len(known) else \
@@ -216,11 +224,9 @@ class _Importer:
 
     def _evaluate(self, node: onnx.NodeProto, resolved: OnnxNode,
                   inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
-        results = evaluate(node, resolved.opset, inputs, resolved.label)
+        limit = MAX_CONSTANTS_BYTES + MAX_GROWTH * self.weights_bytes - self.constants_bytes
+        results = evaluate(node, resolved.opset, inputs, resolved.label, limit)
         self.constants_bytes += sum(r.nbytes for r in results)
-        if self.constants_bytes > MAX_CONSTANTS_BYTES:
-            raise ImportModelError("the constants that are computed at import take too much memory",
-                                   layer=resolved.label, expected=f"at most {MAX_CONSTANTS_BYTES} bytes")
         return results
 
     def body(self, graph: onnx.GraphProto, place: Place, arguments: Sequence[Result]) -> list[Result]:
@@ -276,9 +282,10 @@ def _result_types(node: onnx.NodeProto, place: Place) -> list[str | None]:
                         [place.scope.declared(n) if n else None for n in node.input], len(node.output))
 
 
-def _check_node(node: onnx.NodeProto, resolved: OnnxNode) -> None:
-    """The operator's own rules on attributes and numbers of inputs; nothing for an operator that ONNX lacks."""
-    if resolved.op == "Constant" or any(isinstance(v, onnx.GraphProto) for v in resolved.attributes.values()):
+def _check_node(node: onnx.NodeProto, resolved: OnnxNode, *, is_called: bool) -> None:
+    """The operator's own rules on attributes, numbers of inputs and, where no function is called (whose types vary),
+    their types; nothing for an operator that ONNX lacks."""
+    if resolved.op in ("Constant", "SequenceMap", *CONTROL):
         return
     try:
         schema = onnx.defs.get_schema(resolved.op, resolved.opset, "")
@@ -293,6 +300,9 @@ def _check_node(node: onnx.NodeProto, resolved: OnnxNode) -> None:
     except onnx.checker.ValidationError as error:
         raise ImportModelError(f"{resolved.op} breaks the operator's definition", layer=resolved.label,
                                found=str(error).strip().splitlines()[0]) from error
+    problem = None if is_called else type_problem(schema, resolved.declared)
+    if problem:
+        raise resolved.fault("the operands are of types that the operator does not take", found=problem)
 
 
 def _constant(node: OnnxNode) -> np.ndarray:

@@ -11,11 +11,8 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import ImportModelError, UnsupportedOperatorError
+from .limits import is_tensor_shape
 
-# No constant that is computed at import takes more.
-MAX_CONSTANT_BYTES = 2 ** 30
-# Nor do all of them together take more.
-MAX_CONSTANTS_BYTES = 2 ** 31
 # Values of inputs up to this size decide the shapes of results.
 _SHAPE_ELEMENTS = 4096
 # Results that are no larger than the input whatever its values are.
@@ -28,13 +25,25 @@ _NOT_EVALUATED = {
     "NonMaxSuppression", "Attention", "Einsum", "ImageDecoder", "DFT", "STFT", "MelWeightMatrix", "Optional",
     "OptionalGetElement", "TfIdfVectorizer", "Col2Im", "CenterCropPad", "BitCast",
 }
+# What is computed for any number of elements; everything else, which may take long, for so many.
+_FAST = {
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos", "DequantizeLinear",
+    "Div", "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less",
+    "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "QuantizeLinear", "Range",
+    "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Shape", "Sigmoid", "Sin",
+    "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+}
+_FEW = 2 ** 20
 # The evaluator has only these versions and newer ones, which contain the older.
 _EVALUATED_AS = {"QuantizeLinear": 21, "DequantizeLinear": 21}
 
 
-def can_evaluate(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether a node of the default domain is one that is computed at import once its inputs are known."""
+def can_evaluate(node: onnx.NodeProto, opset: int, elements: int = 0) -> bool:
+    """Whether a node of the default domain is one that is computed at import once its inputs, which have so many
+    elements, are known."""
     if node.op_type in _NOT_EVALUATED or node.op_type.startswith(("Sequence", "String", "Regex")):
+        return False
+    if elements > _FEW and node.op_type not in _FAST:
         return False
     try:
         return not onnx.defs.get_schema(node.op_type, opset, "").deprecated
@@ -42,17 +51,18 @@ def can_evaluate(node: onnx.NodeProto, opset: int) -> bool:
         return False
 
 
-def evaluate(node: onnx.NodeProto, opset: int, inputs: Sequence[np.ndarray | None], label: str) -> list[np.ndarray]:
+def evaluate(node: onnx.NodeProto, opset: int, inputs: Sequence[np.ndarray | None], label: str,
+             limit: int) -> list[np.ndarray]:
     """The results of ``node`` (of the default domain), by ONNX's own reference evaluator.
 
-    Raises ImportModelError where the node is inconsistent or a result would take more than ``MAX_CONSTANT_BYTES``.
+    Raises ImportModelError where the node is inconsistent or the results would take more than ``limit`` bytes.
     """
     given = _one_float({name: array for name, array in zip(node.input, inputs, strict=True) if array is not None})
     if node.op_type == "Range":  # ONNX's own functions pass it vectors of one element.
         given = {n: a.reshape(()) if a.size == 1 else a for n, a in given.items()}
     try:
         model = _model_of(node, max(opset, _EVALUATED_AS.get(node.op_type, 0)), given)
-        _check_sizes(node, onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), label)
+        _check_sizes(node, onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), label, limit)
         with np.errstate(all="ignore"):
             del model.graph.initializer[:]
             results = ReferenceEvaluator(model).run(None, given)
@@ -89,7 +99,8 @@ def _model_of(node: onnx.NodeProto, opset: int, given: dict[str, np.ndarray]) ->
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
-def _check_sizes(node: onnx.NodeProto, inferred: onnx.ModelProto, label: str) -> None:
+def _check_sizes(node: onnx.NodeProto, inferred: onnx.ModelProto, label: str, limit: int) -> None:
+    total = 0
     for output in inferred.graph.output:
         kind = output.type.tensor_type
         dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
@@ -98,7 +109,9 @@ def _check_sizes(node: onnx.NodeProto, inferred: onnx.ModelProto, label: str) ->
                 continue
             raise UnsupportedOperatorError(f"{node.op_type} gives a constant of a size that is not known in advance",
                                            layer=label)
-        size = math.prod(d for d in dims if d is not None) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
-        if size > MAX_CONSTANT_BYTES or any(d is not None and d < 0 for d in dims):
+        extents = [d for d in dims if d is not None]
+        total += math.prod(extents) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
+        if total > limit or not is_tensor_shape(extents):
             raise ImportModelError(f"{node.op_type} would compute a constant of an impossible size", layer=label,
-                                   found=f"{dims}, {size} bytes", expected=f"at most {MAX_CONSTANT_BYTES} bytes")
+                                   found=f"{dims}, {total} bytes",
+                                   expected=f"at most {limit} more bytes of constants that are computed at import")

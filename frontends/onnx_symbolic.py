@@ -14,6 +14,7 @@ from tvm import tirx
 
 from ..errors import ImportModelError
 from ..ir import Expr, analyzer_of, as_dim, is_equal_dim, simplified
+from .limits import MAX_SYMBOLIC
 from .onnx_constants import evaluate
 from .onnx_ops import OnnxNode, normal_dtype
 from .symbolic_array import Element, Inexact, Ratio, SymbolicArray, elements_of, known_array, map_elements
@@ -31,7 +32,10 @@ _INTEGERS = ("int32", "int64")
 
 def evaluate_symbolic(node: onnx.NodeProto, resolved: OnnxNode,
                       inputs: Sequence[Known]) -> tuple[np.ndarray | SymbolicArray, ...] | None:
-    """The results of ``node`` on known inputs some of which have symbols; None where they are no such arrays."""
+    """The results of ``node`` on known inputs some of which have symbols; None where they are no such arrays, or have
+    too many elements."""
+    if sum(v.size for v in inputs if v is not None) > MAX_SYMBOLIC:
+        return None
     try:
         if node.op_type in _MOVES:
             return _moved(node, resolved, inputs)
@@ -58,7 +62,7 @@ def _moved(node: onnx.NodeProto, resolved: OnnxNode,
             dtype = dtype or str(value.dtype)
         else:
             numbered.append(value if isinstance(value, np.ndarray) else None)
-    results = evaluate(node, resolved.opset, numbered, resolved.label)
+    results = evaluate(node, resolved.opset, numbered, resolved.label, MAX_SYMBOLIC * 8)
     return tuple(known_array([elements[i] for i in r.reshape(-1)], r.shape, dtype) for r in results)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -39,6 +40,21 @@ def result_types(domain: str, op: str, opset: int, attributes: Mapping[str, Any]
                   None)
     formals = [schema.outputs[min(j, len(schema.outputs) - 1)].type_str for j in range(count if schema.outputs else 0)]
     return [bound.get(t) or _concrete(t) or stated for t in formals] or [None] * count
+
+
+def type_problem(schema: Any, inputs: Sequence[str | None]) -> str | None:
+    """What is wrong with the declared types of a node's inputs by the operator's definition; None where nothing is."""
+    bound: dict[str, str] = {}
+    for i, found in enumerate(inputs):
+        if found is None or not schema.inputs:
+            continue
+        formal = schema.inputs[min(i, len(schema.inputs) - 1)]
+        name = TensorProto.DataType.Name(helper.np_dtype_to_tensor_dtype(np.dtype(found))).lower()
+        if f"tensor({name})" not in formal.types:
+            return f"{found} for {formal.name}"
+        if formal.is_homogeneous and bound.setdefault(formal.type_str, found) != found:
+            return f"{found} for {formal.name}, beside {bound[formal.type_str]}"
+    return None
 
 
 def _concrete(text: str) -> str | None:

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from ..ir import Dim, Expr, GraphBuilder, constant, dim_text, simplified
 from .extents import extents
+from .limits import MAX_SYMBOLIC
 
 # Products with other factors are not exact: a network that scales extents does so by such.
 _MAX_DENOMINATOR = 2 ** 20
@@ -68,6 +69,10 @@ class SymbolicArray:
     def shape(self) -> tuple[int, ...]:
         return self.elements.shape
 
+    @property
+    def size(self) -> int:
+        return self.elements.size
+
     def __str__(self) -> str:
         return str([dim_text(e) if isinstance(e, Expr) else e for e in self.elements.reshape(-1)])
 
@@ -90,6 +95,8 @@ def elements_of(array: np.ndarray | SymbolicArray) -> np.ndarray:
 def map_elements(function: Callable[..., Element], arrays: Sequence[np.ndarray | SymbolicArray],
                  dtype: str) -> np.ndarray | SymbolicArray:
     """``function`` of the elements of arrays that are broadcast against each other."""
+    if math.prod(np.broadcast_shapes(*(a.shape for a in arrays))) > MAX_SYMBOLIC:
+        raise Inexact
     broadcast = np.broadcast_arrays(*(elements_of(a) for a in arrays))
     flat = [b.reshape(-1) for b in broadcast]
     return known_array([function(*e) for e in zip(*flat, strict=True)], broadcast[0].shape, dtype)
@@ -115,6 +122,6 @@ def materialized(builder: GraphBuilder, name: str, array: SymbolicArray) -> rela
 
 def _as_integer(value: Expr) -> Expr:
     """A condition as 1 or 0."""
-    if str(value.dtype) != "bool":
+    if str(value.ty.dtype) != "bool":
         return value
     return tirx.Select(value, tirx.IntImm("int64", 1), tirx.IntImm("int64", 0))

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import helper
 from tvm import relax, tirx
 
 from ...ir import Dim, product_of, simplified
 from ..extents import extent
+from ..limits import MAX_ELEMENTS
 from ..symbolic_array import known_array
 from .broadcasting import shape_text
-from .node import MAX_ELEMENTS, OnnxNode, Results, Value, normal_dtype, operator
+from .node import OnnxNode, Results, Value, normal_dtype, operator
 
 
 @operator("Shape")
@@ -67,6 +69,9 @@ def range_(node: OnnxNode) -> Results:
 @operator("EyeLike")
 def eye_like(node: OnnxNode) -> Results:
     source = node.shape(0)
-    if len(source) != 2 or math.prod(source) > MAX_ELEMENTS >> 12:
+    if len(source) != 2 or math.prod(source) > MAX_ELEMENTS >> 6:
         raise node.fault("the input is not a matrix of sensible size", found=source)
-    return np.eye(*source, k=int(node.attribute("k", 0)), dtype=node.dtype(0))
+    dtype = node.dtype(0)
+    if "dtype" in node.attributes:
+        dtype = normal_dtype(helper.tensor_dtype_to_np_dtype(node.attributes["dtype"])) or dtype
+    return np.eye(*source, k=int(node.attribute("k", 0)), dtype=dtype)

@@ -139,7 +139,10 @@ def _depth(node: OnnxNode, batch: int) -> int:
 @operator("GatherND")
 def gather_nd(node: OnnxNode) -> Results:
     batch = int(node.attribute("batch_dims", 0))
-    positions = _positions(node, 1, node.dims(0)[batch:batch + _depth(node, batch)])
+    depth = _depth(node, batch)
+    for own, other in zip(node.dims(0)[:batch], node.dims(1)[:batch], strict=True):
+        node.require_equal(own, other, "input and indices differ in a batch axis")
+    positions = _positions(node, 1, node.dims(0)[batch:batch + depth])
     return node.emit(relax.op.gather_nd(node.expr(0), positions, batch))
 
 

@@ -65,6 +65,8 @@ def gemm(node: OnnxNode) -> Results:
     c = node.value(2)
     if isinstance(c, np.ndarray):
         addend = c * np.asarray(beta, c.dtype)
+        if c.ndim > 2:
+            raise node.fault("the addend has more than two dimensions", found=c.shape)
         columns = c.ndim == 2 and c.shape[0] == 1 and c.shape[1] > 1
         return node.emit(relax.op.add(result, node.constant(addend[0] if columns else addend)))
     return node.emit(relax.op.add(*broadcastable(node, [result, scaled(node, c, beta, "addend")])))

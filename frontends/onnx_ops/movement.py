@@ -8,9 +8,10 @@ import numpy as np
 from tvm import relax, tirx
 
 from ...ir import Dim, Expr, as_dim, dims_of, equal_dims, product_of, simplified
+from ..limits import MAX_ELEMENTS
 from .broadcasting import concatenable, fitted, is_number, shape_text
 from .generators import filled
-from .node import MAX_ELEMENTS, OnnxNode, Results, Value, operator
+from .node import OnnxNode, Results, Value, operator
 from .slicing import Interval, sliced
 
 

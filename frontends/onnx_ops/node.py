@@ -16,6 +16,7 @@ from tvm import relax, tirx
 
 from ...errors import ImportModelError, UnsupportedOperatorError
 from ...ir import Dim, Expr, GraphBuilder, constant, dim_text, dims_of, dtype_of, is_equal_dim, simplified
+from ..limits import is_tensor_shape
 from ..model import Requirement
 from ..symbolic_array import SymbolicArray, materialized
 
@@ -27,8 +28,6 @@ Translation = Callable[["OnnxNode"], Results]
 OPERATORS: dict[tuple[str, str], Translation] = {}
 MICROSOFT = "com.microsoft"
 
-# Larger tensors are refused: no machine that narrowcast targets holds one.
-MAX_ELEMENTS = 2 ** 40
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
            "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn")
 _OTHERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -204,7 +203,12 @@ class OnnxNode:
         if attribute in self.attributes:
             found = self.attributes[attribute]
             return tuple(found) if isinstance(found, tuple) else (found,)
-        return tuple(int(v) for v in self.known(index, what).reshape(-1)) if self.has(index) else None
+        if not self.has(index):
+            return None
+        value = self.known(index, what)
+        if value.dtype.kind not in "iu":
+            raise self.fault(f"{what} is not of integers", found=value.dtype)
+        return tuple(int(v) for v in value.reshape(-1))
 
     def extents(self, index: int, attribute: str, what: str) -> tuple[Dim, ...] | None:
         """As ``integers``, but they may have symbols."""
@@ -237,7 +241,6 @@ class OnnxNode:
             for dim in dims_of(var):
                 if not isinstance(dim, (int, tirx.Var)):
                     self.require_at_least(dim, 1)
-            shape = [d for d in dims_of(var) if isinstance(d, int)]
-            if any(d < 0 for d in shape) or int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
-                raise self.fault("the result has an impossible shape", found=shape)
+            if not is_tensor_shape(known := [d if isinstance(d, int) else 1 for d in dims_of(var)]):
+                raise self.fault("the result has an impossible shape", found=known)
         return var

@@ -128,7 +128,9 @@ def split(node: OnnxNode) -> Results:
 
 def _equal_parts(node: OnnxNode, extent: Dim) -> Sequence[Dim]:
     """As large as the first, but the last ones, which have what is left."""
-    count = max(int(node.attribute("num_outputs", len(node.outputs))), 1)
+    count = int(node.attribute("num_outputs", len(node.outputs)))
+    if count != len(node.outputs):
+        raise node.fault("the number of outputs is not that of the node", found=count, expected=len(node.outputs))
     whole = simplified((extent + count - 1) // count)
     if isinstance(extent, int) and isinstance(whole, int):
         return [max(min(whole, extent - i * whole), 0) for i in range(count)]
