@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ImportModelError
 from .aten.graph import decompose_unknown, functionalize, user_inputs
+from .aten.recurrent_export import WholeRecurrentLayers
 from .aten.regions import inline_regions
 from .aten.symbols import Symbols
 from .aten.translate import Translator
@@ -76,7 +77,7 @@ def _export(module: torch.nn.Module, example_inputs: Any,
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(device), (args, kwargs))
     try:
         shapes = read_dynamic_shapes(module, args, kwargs, dynamic_shapes)
-        with _quiet(), _inference_form(module):
+        with _quiet(), _inference_form(module), WholeRecurrentLayers():
             # What PyTorch assumes about extents on the way is kept as checks in the program, not refused.
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes.for_export, strict=False,
                                            prefer_deferred_runtime_asserts_over_guards=dynamic_shapes is not None)

@@ -97,10 +97,6 @@ def _with_one_state(cell: str, activation: str, c: Context, x: Value, state: Val
     return _layers(c, x, {"h0": state}, stack, batch_first=batch_first)
 
 
-def _packed(c: Context, *arguments: Value) -> Value:
-    raise c.refuse("a recurrent layer over a packed sequence has no translation", hint="pass a padded tensor")
-
-
 def _joined_directions(c: Context, outputs: Expr) -> Expr:
     """[steps, directions, batch, state] as [steps, batch, directions · state]."""
     steps, directions, batch, state = dims_of(outputs)
@@ -114,10 +110,18 @@ def _stacked(c: Context, states: Sequence[Expr], part: str) -> Expr:
     return states[0] if len(states) == 1 else c.emit(_op.concat(list(states), axis=0), part)
 
 
+def _packed(c: Context, *arguments: Value) -> Value:
+    raise c.refuse("a recurrent layer over a packed sequence has no translation", hint="pass the padded tensor")
+
+
+_HANDLERS: dict[str, Handler] = {
+    "lstm": lstm,
+    "gru": partial(_with_one_state, "gru", "tanh"),
+    "rnn_tanh": partial(_with_one_state, "rnn", "tanh"),
+    "rnn_relu": partial(_with_one_state, "rnn", "relu"),
+}
 TABLE: dict[str, Handler] = {
-    "lstm.input": lstm,
-    "gru.input": partial(_with_one_state, "gru", "tanh"),
-    "rnn_tanh.input": partial(_with_one_state, "rnn", "tanh"),
-    "rnn_relu.input": partial(_with_one_state, "rnn", "relu"),
-    **dict.fromkeys(("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"), _packed),
+    **{f"{name}.input": handler for name, handler in _HANDLERS.items()},
+    **{f"narrowcast.{name}": handler for name, handler in _HANDLERS.items()},  # see recurrent_export
+    **{f"{name}.data": _packed for name in _HANDLERS},
 }

@@ -9,12 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from narrowcast.errors import CompileError
 from narrowcast.frontends import ImportedModel, import_model
+from narrowcast.operators import reference
 
 from ..bindings import operations
-from ..conftest import _compare
+from ..conftest import EPS, _compare
 
 Same = Callable[..., ImportedModel]
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
@@ -56,18 +58,49 @@ def test_cells_are_linear_layers(make: Callable[[int, int], nn.Module], batch: t
     assert operations(imported).count("relax.matmul") == 2
 
 
-def test_packed_sequences_are_refused() -> None:
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("cell", LAYERS)
+def test_steps_and_batch_may_be_dynamic(cell: str, batch_first: bool) -> None:
+    torch.manual_seed(0)
+    model = LAYERS[cell](4, 3, 2, batch_first=batch_first, bidirectional=True).eval()
+    imported = import_model(model, torch.randn(5, 2, 4), dynamic_shapes=({0: "first", 1: "second"},))
+    assert operations(imported).count(f"narrowcast.{cell}") == 2
+    assert imported.inputs[0].shape == ("first", "second", 4)
+    for first, second in ((5, 2), (1, 1), (3, 7)):
+        x = torch.randn(first, second, 4)
+        with torch.no_grad():
+            expected = pytree.tree_leaves(model(x))
+        for ours, theirs in zip(reference.run(imported.mod, [x]), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=64 * EPS)
+
+
+def test_a_layer_on_constants_is_computed_at_import(same_as_pytorch: Same) -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(4, 3)
+            self.register_buffer("sequence", torch.randn(5, 1, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.gru(self.sequence)[1]
+
+    imported = same_as_pytorch(Constant(), torch.randn(1, 1, 3))
+    assert operations(imported) == ["relax.add"]
+
+
+@pytest.mark.parametrize("sorted_already", [False, True])
+def test_packed_sequences_are_refused(sorted_already: bool) -> None:
     class Packed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.gru = nn.GRU(4, 3, batch_first=True)
 
-        def forward(self, x: torch.Tensor, lengths: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-            return self.gru(packed, h)[1]
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=sorted_already)
+            return self.gru(packed)[1]
 
-    with pytest.raises(CompileError):
-        import_model(Packed(), (torch.randn(2, 5, 4), torch.tensor([5, 3]), torch.zeros(1, 2, 3)))
+    with pytest.raises(CompileError, match="a packed sequence has no translation"):
+        import_model(Packed(), (torch.randn(2, 5, 4), torch.tensor([5, 3])))
 
 
 def test_dropout_between_layers_is_refused_in_training_form() -> None:
