@@ -86,11 +86,11 @@ def _opened(folder: Path, location: str, where: str) -> int:
         raise ImportModelError(f"{where} names a file that is not allowed", found=location,
                                expected="a relative path without ..", hint=hint)
     place = folder
-    for part in parts:
-        place /= part
-        if place.is_symlink():
-            raise ImportModelError(f"{where} names a link", found=location, hint=f"{hint}, itself and not as a link")
     try:
+        for part in parts:
+            place /= part
+            if stat.S_ISLNK(os.lstat(place).st_mode):
+                raise ImportModelError(f"{where} names a link", found=location, hint=f"{hint}, itself, not as a link")
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ImportModelError(f"{where} is in a file that does not exist or cannot be read",
