@@ -21,9 +21,9 @@ from .semantics import Semantics, Value, result_types
 _HIGHEST = torch.iinfo(torch.int64).min
 _WIDE = (torch.uint16, torch.uint32, torch.uint64)
 
-# Operators whose results depend on the order of the elements; these of them give elements back.
+# Operators whose results depend on the order of the elements: those that give elements back, and the others.
 _SELECTING = frozenset({"maximum", "minimum", "max", "min", "sort", "topk"})
-_ORDERING = _SELECTING | {"greater", "greater_equal", "less", "less_equal", "argmax", "argmin", "argsort", "bucketize"}
+_ORDERING = frozenset({"greater", "greater_equal", "less", "less_equal", "argmax", "argmin", "argsort", "bucketize"})
 
 # The remainder and the quotient of an integer and 0 are of no meaning; NumPy gives 0.
 _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
@@ -50,10 +50,11 @@ def evaluate(semantics: Semantics, args: Sequence[Any], call: relax.Call) -> Val
             return _in_numpy(_IN_NUMPY[name], args)
         if name == "astype":
             return _converted(args[0], result_types(call)[0])
-    ordered = name in _ORDERING and torch.uint64 in _types(args)
+    selects = name in _SELECTING or (name.startswith("scatter_") and str(call.attrs.reduction) in ("max", "min"))
+    ordered = (selects or name in _ORDERING) and torch.uint64 in _types(args)
     value = semantics([_widened(a, ordered) for a in args], call)
     results = value if isinstance(value, tuple) else (value,)
-    if ordered and name in _SELECTING:
+    if ordered and selects:
         results = tuple(r ^ _HIGHEST if t == torch.uint64 else r
                         for r, t in zip(results, result_types(call), strict=True))
     narrowed = tuple(r.to(t) for r, t in zip(results, result_types(call), strict=True))

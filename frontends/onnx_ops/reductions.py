@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from tvm import relax
@@ -18,6 +19,8 @@ _REDUCTIONS: dict[str, Callable[..., Expr]] = {
     "ReduceSum": relax.op.sum, "ReduceL1": relax.op.sum, "ReduceL2": relax.op.sum, "ReduceSumSquare": relax.op.sum,
     "ReduceLogSum": relax.op.sum, "ReduceLogSumExp": relax.op.sum,
 }
+# Reductions of integers whose results are none.
+_ON_REALS = ("ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
 
 
 @operator(*_REDUCTIONS)
@@ -33,6 +36,8 @@ def reduction(node: OnnxNode) -> Results:
     if any(is_number(node.dims(0)[a], 0) for a in found):
         return _of_nothing(node, found, keep=keep)
     x = node.expr(0)
+    if dtype_of(x) != "float32" and node.op in _ON_REALS:
+        return _of_integers(node, found, keep=keep)
     if node.op == "ReduceMean" and keep and 4 <= rank <= 5 and sorted(found) == list(range(2, rank)):
         return whole_average(node)  # The exporter's form of adaptive pooling to one element.
     if node.op == "ReduceLogSumExp":
@@ -44,6 +49,17 @@ def reduction(node: OnnxNode) -> Results:
     if not found:
         return _finish(node, prepared)
     return _finish(node, node.emit(_REDUCTIONS[node.op](prepared, found, keep)))
+
+
+def _of_integers(node: OnnxNode, axes: list[int], *, keep: bool) -> relax.Var:
+    """What is no integer is cut to its whole part; a mean is the quotient of the sum."""
+    x, dtype = node.expr(0), node.dtype(0)
+    if node.op != "ReduceMean":
+        inner = replace(node, inputs=(node.emit(relax.op.astype(x, "float32"), "real"), *node.inputs[1:]))
+        return node.emit(relax.op.astype(node.constant(reduction(inner)), dtype))
+    count = int(np.prod(node.numbers([node.dims(0)[a] for a in axes], "the reduced axes"), dtype=np.int64))
+    total = node.emit(relax.op.sum(x, axes, keep))
+    return total if count == 1 else node.emit(relax.op.divide(total, node.constant(count, dtype)))
 
 
 def _of_nothing(node: OnnxNode, axes: list[int], *, keep: bool) -> np.ndarray:
@@ -74,8 +90,9 @@ def _finish(node: OnnxNode, y: Expr) -> relax.Var:
 
 
 def _log_sum_exp(node: OnnxNode, x: Expr, axes: list[int], *, keep: bool) -> relax.Var:
-    """``m + log Σ exp(x - m)`` with the maximum m, which does not overflow."""
-    top = node.emit(relax.op.max(x, axes, True), "maximum")
+    """``m + log Σ exp(x - m)`` with the maximum m, which does not overflow; infinite ones are cut to finite."""
+    limit = float(np.finfo(np.float32).max)
+    top = node.emit(relax.op.clip(node.emit(relax.op.max(x, axes, True), "maximum"), -limit, limit), "maximum")
     terms = node.emit(relax.op.exp(node.emit(relax.op.subtract(x, top), "terms")), "terms")
     total = node.emit(relax.op.log(node.emit(relax.op.sum(terms, axes, True))))
     result = node.emit(relax.op.add(total, top))
