@@ -16,6 +16,7 @@ from tvm import relax
 
 from ..errors import VerificationError
 from ..ir import COMPUTE_KINDS, MOVEMENT_KINDS, Constant, Group
+from ..operators.quantization import grid_of
 from ..operators.reference import evaluate_call, evaluate_tensor
 from ..operators.semantics import Value
 from ..precision import Precision
@@ -56,7 +57,7 @@ def group_agreement(group: Group | GroupProgram, request_precision: Precision, s
     """
     program = group if isinstance(group, GroupProgram) else GroupProgram(group)
     values, done = program.start(stored_inputs, request_precision, per_channel=per_channel, correction=correction)
-    expected = program.finish(dict(values), done)
+    expected = program.finish(dict(values), done, stored_inputs)
     several = isinstance(expected, tuple)
     expected = expected if isinstance(expected, tuple) else (expected,) * len(kernel_outputs)
     tolerance = None if several else _tolerance(program, request_precision, stored_inputs, values, done, per_channel)
@@ -101,8 +102,12 @@ def _tolerance(program: GroupProgram, precision: Precision, inputs: Sequence[Sto
         bound = _accumulation(program, precision, inputs, per_channel)
     else:
         bound = _conditioning(program, inputs, anchor, bindings=1)
-    exact = {v: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for v, t in values.items()}
+    later = program.bindings[done:]
+    exact = {v: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for v, t in values.items()
+             if not any(v.same_as(b.var) for b in later)}
     var, wide = program.bindings[done - 1].var, program.widened()
+    if any(grid_of(b.value) is not None for b in later):  # Any rounding before it may decide about a step.
+        bound = bound + len(program.bindings) * _FUNCTION_ULPS * _EPSILON * _finished(wide, dict(exact), done)[1]
     results = [_finished(wide, {**exact, var: anchor.double() + s * bound}, done) for s in (0.0, 1.0, -1.0)]
     carried = torch.maximum((results[1][0] - results[0][0]).abs(), (results[2][0] - results[0][0]).abs())
     return carried + (len(program.bindings) - done + 1) * _FUNCTION_ULPS * _EPSILON * results[0][1]

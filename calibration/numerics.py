@@ -16,7 +16,15 @@ from tvm import relax
 
 from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
-from ..operators.quantization import quantize_weights, weight_channel_axis
+from ..operators.quantization import (
+    grid_of,
+    quantize_weights,
+    rounding_behind,
+    scale_and_offset,
+    sum_factors,
+    summands,
+    weight_channel_axis,
+)
 from ..operators.reference import NO_SYMBOLS, evaluate_call, evaluate_tensor, leaves_of
 from ..operators.reference_nn import attention_scores
 from ..operators.semantics import Value, tensor_of
@@ -58,15 +66,6 @@ def dequantize(levels: torch.Tensor, qparams: QParams) -> torch.Tensor:
     return (levels.float() - qparams.zero_point) * qparams.scale
 
 
-def weight_levels(weights: torch.Tensor, channel_axis: int, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``quantize_weights`` of a tensor: integer-valued float32 of its shape, and float32 scales of its rank with extent 1
-    on every axis but the channels'."""
-    levels, scales = quantize_weights(weights.detach().numpy(), channel_axis, per_channel=per_channel)
-    shape = [1] * weights.dim()
-    shape[channel_axis] = -1
-    return torch.from_numpy(levels).float(), torch.from_numpy(scales).reshape(shape)
-
-
 def channel_axis(call: relax.Call, rank: int) -> int:
     """The axis of the output channels of the result of a convolution or a matmul."""
     return rank - 1 if op_name(call) == "relax.matmul" else str(call.attrs.out_layout).index("C")
@@ -76,8 +75,10 @@ def rounded_weights(weights: torch.Tensor, call: relax.Call, precision: Precisio
                     per_channel: bool) -> torch.Tensor:
     """The float32 values that a weight stands for when the anchor ``call`` computes in ``precision``."""
     if precision is Precision.INT8:
-        levels, scale = weight_levels(weights, weight_channel_axis(call), per_channel=per_channel)
-        return levels * scale
+        axis = weight_channel_axis(call)
+        levels, scales = quantize_weights(weights.detach().numpy(), axis, per_channel=per_channel)
+        along = [-1 if a == axis % weights.dim() else 1 for a in range(weights.dim())]
+        return torch.from_numpy(levels).float() * torch.from_numpy(scales).reshape(along)
     return round_to(weights, precision)
 
 
@@ -98,7 +99,7 @@ class GroupProgram:
         self.is_tuple = isinstance(group.function.ret_ty, relax.TupleType)
         self.constants = {leaf: tensor_of(constant_value(leaf)) for b in self.bindings for leaf in leaves_of(b.value)
                           if isinstance(leaf, Constant)}
-        self._levels: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._levels: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
 
     def at(self, extents: Mapping[str, int]) -> GroupProgram:
         """This program where the symbols have these extents."""
@@ -123,18 +124,19 @@ class GroupProgram:
         call = self.group.anchor.value if self.group.kind in ("conv", "depthwise", "matmul") else None
         return call.args[1] if call is not None else None
 
-    def weight_levels(self, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The INT8 levels and scales of the weight (``weight_levels``); computed once."""
+    def weight_levels(self, per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
+        """``quantize_weights`` of the weight; computed once."""
         if per_channel not in self._levels:
-            weights = self.constants[self.weight]
             axis = weight_channel_axis(self.group.anchor.value)
-            self._levels[per_channel] = weight_levels(weights, axis, per_channel=per_channel)
+            weights = self.constants[self.weight].detach().numpy()
+            self._levels[per_channel] = quantize_weights(weights, axis, per_channel=per_channel)
         return self._levels[per_channel]
 
     def compute(self, inputs: Sequence[Stored], precision: Precision, *, per_channel: bool = True,
                 correction: Sequence[float] = ()) -> Value:
         """The group's value (float32, or of an opaque group's own types) before it is converted to its storages."""
-        return self.finish(*self.start(inputs, precision, per_channel=per_channel, correction=correction))
+        values, done = self.start(inputs, precision, per_channel=per_channel, correction=correction)
+        return self.finish(values, done, inputs)
 
     def anchor_error(self, exact: Sequence[Stored], stored: Sequence[Stored], precision: Precision, *,
                      per_channel: bool = True) -> torch.Tensor:
@@ -153,7 +155,8 @@ class GroupProgram:
     def start(self, inputs: Sequence[Stored], precision: Precision, *,
               per_channel: bool = True, correction: Sequence[float] = ()) -> tuple[dict[relax.Var, Value], int]:
         """Evaluate the anchor only: the values so far, and how many bindings they cover; the last of these is the
-        anchor's float32 value, with the bias where that is merged."""
+        anchor's float32 value, with the bias where that is merged. Where it is rounded to a grid at once, the
+        rounding's value is there as well."""
         operands = dict(zip(self.params, inputs, strict=True))
         values: dict[relax.Var, Value] = {p: s.real for p, s in operands.items()}
         first = self.bindings[0]
@@ -162,19 +165,43 @@ class GroupProgram:
             return values, 1
         if first.var.name != self.group.name:
             raise VerificationError("a group with a prologue has no low precision", layer=self.group.name)
-        y, done = _Anchor(self, operands, precision, per_channel, correction).compute()
+        y, done, rounded = _Anchor(self, operands, precision, per_channel, correction).compute()
         values[self.bindings[done - 1].var] = y
+        if rounded is not None:
+            values[self.bindings[done].var] = rounded
         return values, done
 
-    def finish(self, values: dict[relax.Var, Value], done: int) -> Value:
-        """Evaluate the bindings from number ``done`` on in float32, the earlier ones' values given."""
+    def finish(self, values: dict[relax.Var, Value], done: int, inputs: Sequence[Stored] = ()) -> Value:
+        """Evaluate the bindings from number ``done`` on in float32, the earlier ones' values given.
+
+        inputs : what the group reads, where levels are to be added as kernels add them.
+        """
+        grids = {p: s.storage.qparams for p, s in zip(self.params, inputs, strict=False)}
         for binding in self.bindings[done:]:
-            values[binding.var] = self._evaluate(binding, values)
+            if binding.var not in values:
+                total = self._rounded_sum(binding, values, grids) if inputs else None
+                values[binding.var] = self._evaluate(binding, values) if total is None else total
+            grid = grid_of(binding.value)
+            grids[binding.var] = grid.qparams if grid is not None else None
         results: list[torch.Tensor] = []
         for result in self.results:
             value = self.value_of(result, values)
             results.extend(value if isinstance(value, tuple) else (value,))
         return tuple(results) if self.is_tuple else results[0]
+
+    def _rounded_sum(self, binding: relax.VarBinding, values: Mapping[relax.Var, Value],
+                     grids: Mapping[relax.Var, QParams | None]) -> torch.Tensor | None:
+        """The value of a rounded sum of two tensors on grids, computed from their levels; None for anything else."""
+        operands = summands(self.bindings, binding)
+        qparams = [grids.get(v) for v in operands]
+        grid = grid_of(binding.value)
+        if len(operands) != 2 or qparams[0] is None or qparams[1] is None or grid is None or grid.qparams is None:
+            return None
+        levels = [torch.round(values[v] / torch.tensor(q.scale)).double() + q.zero_point  # type: ignore[union-attr]
+                  for v, q in zip(operands, qparams, strict=True)]
+        first, second, fixed = sum_factors(qparams[0], qparams[1], grid)
+        steps = (levels[0] * first + (levels[1] * second + fixed).float().double()).float()
+        return dequantize(torch.round(steps).clamp(0, grid.high - grid.low), grid.qparams)
 
     def value_of(self, leaf: Expr, values: dict[relax.Var, Value]) -> Value:
         """The value of a variable or a constant."""
@@ -206,19 +233,18 @@ class _Anchor:
     def call(self) -> relax.Call:
         return self.program.bindings[0].value
 
-    def compute(self) -> tuple[torch.Tensor, int]:
-        """The anchor's value in float32, and how many bindings it covers (two where a bias is merged)."""
+    def compute(self) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+        """The anchor's value in float32, how many bindings it covers (two where a bias is merged), and the value of the
+        rounding behind these where integers are rounded at once."""
         name, kind = self.program.group.name, self.program.group.kind
         if kind == "attention":
             if self.precision is Precision.INT8:
                 raise PlanError("attention has no INT8 form", layer=name, expected="fp32 or bf16")
-            return self._attention(), 1
+            return self._attention(), 1, None
         if self.precision is not Precision.INT8:
-            return self._evaluate([self._rounded(a) for a in self.call.args]), 1
-        return (self._batched(), 1) if kind == "batched_matmul" else self._integer()
-
-    def _evaluate(self, args: Sequence[torch.Tensor]) -> torch.Tensor:
-        return evaluate_tensor(self.call, args, self.program.group.name, self.program.extents)
+            operands = [self._rounded(a) for a in self.call.args]
+            return evaluate_tensor(self.call, operands, name, self.program.extents), 1, None
+        return (self._batched(), 1, None) if kind == "batched_matmul" else self._integer()
 
     def _rounded(self, expr: Expr) -> torch.Tensor:
         real = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
@@ -252,29 +278,35 @@ class _Anchor:
             a, b = a.double(), b.double()
         return self._evaluate([a, b]).double()
 
-    def _integer(self) -> tuple[torch.Tensor, int]:
+    def _integer(self) -> tuple[torch.Tensor, int, torch.Tensor | None]:
         """``acc * scale + offset`` with the accumulator of a kernel whose padding holds the zero point."""
         x, qparams = self._centred(self.call.args[0])
-        levels, scale = self.program.weight_levels(self.per_channel)
-        axis = weight_channel_axis(self.call) % levels.dim()
-        others = [a for a in range(levels.dim()) if a != axis]
-        bound = float(levels.abs().sum(dim=others).max()) * max(qparams.zero_point, 255 - qparams.zero_point)
-        sums = levels.double().sum(dim=others)
-        centred = self._exactly(x, levels, bound)
-        factor = scale.flatten().double() * qparams.scale
-        offset = -factor * qparams.zero_point * sums
-        bias = self._bias(len(sums))
-        if bias is not None:
-            offset = offset + bias.double()
-        if len(self.correction):
-            offset = offset + torch.tensor(self.correction, dtype=torch.float64)
+        levels, scales = self.program.weight_levels(self.per_channel)
+        weights = torch.from_numpy(levels).float()
+        by_channel = np.moveaxis(levels, weight_channel_axis(self.call), -1)
+        absolute = np.abs(by_channel.astype(np.int64)).reshape(-1, len(scales)).sum(axis=0)
+        bound = float(absolute.max(initial=0)) * max(qparams.zero_point, 255 - qparams.zero_point)
+        centred = self._exactly(x, weights, bound)
+        sums = by_channel.reshape(-1, len(scales)).astype(np.int64).sum(axis=0)
         accumulators = centred + self._along_channels(qparams.zero_point * sums, centred.dim())
-        y = accumulators.float() * self._along_channels(factor.float().expand(len(sums)), centred.dim())
-        return y + self._along_channels(offset.float(), centred.dim()), 1 if bias is None else 2
+        bias = self._bias(len(scales))
+        done = 1 if bias is None else 2
+        grid = rounding_behind(self.program.bindings, done)
+        scale, offset = scale_and_offset(by_channel, scales, qparams, None if bias is None else bias.numpy(),
+                                         self.correction, grid)
+        factor, addend = (self._along_channels(a, centred.dim()) for a in (scale, offset))
+        if offset.dtype == np.int32:
+            y = (accumulators + addend).float() * factor
+        else:
+            y = accumulators.float() * factor + addend
+        if grid is None:
+            return y, done, None
+        inside = torch.round(y).clamp(grid.low - grid.zero_point, grid.high - grid.zero_point)
+        return y * grid.scale, done, inside * grid.scale
 
-    def _along_channels(self, values: torch.Tensor, rank: int) -> torch.Tensor:
+    def _along_channels(self, values: np.ndarray, rank: int) -> torch.Tensor:
         axis = channel_axis(self.call, rank)
-        return values.reshape([-1 if a == axis else 1 for a in range(rank)])
+        return torch.from_numpy(values).reshape([-1 if a == axis else 1 for a in range(rank)])
 
     def _bias(self, channels: int) -> torch.Tensor | None:
         """The constant along the last axis (or the scalar) that the next binding adds to the anchor's value, where

@@ -47,10 +47,7 @@ def bitcast(x: tvm.ir.Expr, dtype: str) -> relax.Call:
 
 def fake_quantize(x: tvm.ir.Expr, *, scale: float, zero_point: int, low: int, high: int) -> relax.Call:
     """``scale * (clip(round_half_even(x / scale) + zero_point, low, high) - zero_point)``, elementwise: the value that
-    quantizing a tensor to integers low…high and dequantizing them leaves (Jacob et al. 2018).
-
-    The division is a multiplication with the reciprocal rounded to float32, as in ``precision.QParams``.
-    """
+    quantizing a tensor to integers low…high and dequantizing them leaves (Jacob et al. 2018)."""
     attrs = tvm.ir.make_node("ir.DictAttrs", scale=float(scale), zero_point=int(zero_point), low=int(low),
                              high=int(high))
     return relax.Call(_FAKE_QUANTIZE, [x], attrs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import op_name
+from ..ir import op_name, same_dims, variables_of
 from ..precision import QParams
 
 FAKE_QUANTIZE = "narrowcast.fake_quantize"
@@ -20,6 +21,8 @@ LONGEST_INT8_SUM = (2**31 - 1) // (255 * 128)
 _LARGEST = (127, 128, *range(126, 0, -1))
 # How far a weight may be from a level, in levels: float32's rounding of weights and scales, at most 2**-15, twice.
 _ROUNDING = 2.0**-14
+# How far a bias may be from a multiple of the accumulator's unit, in units, and how large it may be.
+_UNIT_ROUNDING, _LARGEST_BIAS = 1e-3, 2**20
 # Weights of a channel that decide which grids are looked at closely.
 _PROBES = 32
 
@@ -58,6 +61,32 @@ class Grid:
 def grid_of(expr: tvm.ir.Expr) -> Grid | None:
     """The grid of a call of ``fake_quantize``; None for anything else."""
     return Grid.of(expr) if op_name(expr) == FAKE_QUANTIZE else None
+
+
+def rounding_behind(bindings: Sequence[relax.VarBinding], done: int) -> Grid | None:
+    """The grid that the value of the first ``done`` bindings of a group is rounded to, where the next binding does that
+    and nothing else reads the value."""
+    if len(bindings) <= done:
+        return None
+    value, rounding = bindings[done - 1].var, bindings[done]
+    grid = grid_of(rounding.value)
+    readers = [b for b in bindings if any(v.same_as(value) for v in variables_of(b.value))]
+    return grid if grid is not None and len(readers) == 1 and readers[0].var.same_as(rounding.var) else None
+
+
+def summands(bindings: Sequence[relax.VarBinding], rounding: relax.VarBinding) -> tuple[relax.Var, ...]:
+    """The two variables of one shape whose sum ``rounding`` rounds to a grid, where nothing else of the group's
+    ``bindings`` reads the sum; else none."""
+    if grid_of(rounding.value) is None:
+        return ()
+    total = rounding.value.args[0]
+    found = next((b for b in bindings if b.var.same_as(total)), None)
+    readers = [b for b in bindings if any(v.same_as(total) for v in variables_of(b.value))]
+    if found is None or op_name(found.value) != "relax.add" or len(readers) != 1:
+        return ()
+    operands = tuple(found.value.args)
+    plain = all(isinstance(v, relax.Var) and same_dims(v, total) for v in operands)
+    return operands if plain else ()
 
 
 def weight_channel_axis(call: relax.Call) -> int:
@@ -114,5 +143,51 @@ def _scale(row: np.ndarray, largest: float) -> float | None:
         exact = ratios * _LARGEST[index]
         levels = np.rint(exact)
         if levels.max() <= 127 and np.abs(exact - levels).max() <= _ROUNDING:
-            return float(largest * (ratios @ levels) / (levels @ levels))
+            return _exact(row, levels, largest * (ratios @ levels) / (levels @ levels))
     return None
+
+
+def _exact(row: np.ndarray, levels: np.ndarray, fitted: float) -> float:
+    """The float32 scale next to the fitted one that gives exactly these weights, where there is one."""
+    scale = np.float32(fitted)
+    down, up = (np.nextafter(scale, np.float32(end)) for end in (0.0, np.inf))
+    exact = (s for s in (scale, down, up) if np.array_equal(levels.astype(np.float32) * s, row))
+    return float(next(exact, scale))
+
+
+def scale_and_offset(levels: np.ndarray, scales: np.ndarray, data: QParams, bias: np.ndarray | None,
+                     correction: Sequence[float] = (), grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """What turns s32 accumulators into float32 results, or into steps of ``grid`` where they are rounded to it at once.
+
+    levels : int8 [..., channels] and their float32 ``scales`` [channels]; data : what they were multiplied with.
+    bias : float32 [channels] that is added first; correction : [channels] that is added as well, or nothing.
+
+    Returns the scale, float32 [channels], and the offset [channels]: int32 to be added before the accumulator is
+    scaled, or float32 to be added afterwards. Floats are computed in float64 and rounded once. Integers are for a grid
+    and a bias that is a multiple of the accumulator's unit, as quantized models have it; the scale is then the
+    quotient that ONNX Runtime's integer kernels multiply by, computed in float32 like theirs, and the steps are theirs.
+    """
+    sums = levels.reshape(-1, levels.shape[-1]).astype(np.int64).sum(axis=0)
+    unit = np.float64(data.scale) * scales.astype(np.float64)
+    if grid is not None and not len(correction):
+        whole = np.zeros(len(sums)) if bias is None else np.rint(bias / unit)
+        lacking = np.zeros(len(sums)) if bias is None else np.abs(bias / unit - whole)
+        if np.all(lacking <= _UNIT_ROUNDING + np.abs(whole) * 2.0**-22) and np.all(np.abs(whole) < _LARGEST_BIAS):
+            factor = np.float32(data.scale) * scales / np.float32(grid.scale)
+            return factor.astype(np.float32), (whole - data.zero_point * sums).astype(np.int32)
+    offset = -unit * data.zero_point * sums
+    if bias is not None:
+        offset = offset + bias.astype(np.float64)
+    if len(correction):
+        offset = offset + np.asarray(correction, np.float64)
+    step = 1.0 if grid is None else np.float64(grid.scale)
+    return (unit / step).astype(np.float32), (offset / step).astype(np.float32)
+
+
+def sum_factors(a: QParams, b: QParams, grid: Grid) -> tuple[float, float, float]:
+    """``(r, s, f)`` such that two tensors with levels a, b add up to ``r · a + (s · b + f)`` in levels of the grid's
+    storage: two fused multiply-adds in float32, computed like ONNX Runtime's (QLinearAdd), so that ties fall alike."""
+    scale = np.float32(grid.scale)
+    first, second = np.float32(a.scale) / scale, np.float32(b.scale) / scale
+    zero = np.float32(np.float64(first) * a.zero_point + np.float64(second * np.float32(b.zero_point)))
+    return float(first), float(second), float(np.float32(grid.zero_point - grid.low) - zero)

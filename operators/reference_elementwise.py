@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 from tvm import relax
@@ -54,8 +53,7 @@ class _FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
-        inverse = float(np.float32(1.0) / np.float32(grid.scale))
-        steps = torch.round(x * inverse)
+        steps = torch.round(x / torch.tensor(grid.scale, dtype=x.dtype))
         inside = steps.clamp(grid.low - grid.zero_point, grid.high - grid.zero_point)
         ctx.save_for_backward(steps == inside)
         return inside * grid.scale

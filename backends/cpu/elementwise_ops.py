@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
@@ -127,11 +126,15 @@ def _minimum(a: Vector, b: Vector) -> Vector:
 
 def _fake_quantize(call: relax.Call, operands: Sequence[Vector]) -> Vector:
     """Everything as floats: the levels without the zero point are integers that float32 holds exactly."""
-    grid, x = Grid.of(call), operands[0]
-    inverse = float(np.float32(1.0) / np.float32(grid.scale))
-    steps = vm.bound(vm.intrinsic("llvm.roundeven", vm.bound(x * _constant(inverse, x))))
-    raised = vm.bound(vm.larger(steps, float(grid.low - grid.zero_point)))
-    return vm.smaller(raised, float(grid.high - grid.zero_point)) * _constant(grid.scale, x)
+    grid, scale = Grid.of(call), _constant(call.attrs.scale, operands[0])
+    steps = vm.bound(operands[0] / scale)
+    return clamped(steps, float(grid.low - grid.zero_point), float(grid.high - grid.zero_point)) * scale
+
+
+def clamped(steps: Vector, low: float, high: float) -> Vector:
+    """The next integers, none below ``low`` or above ``high``."""
+    rounded = vm.bound(vm.intrinsic("llvm.roundeven", steps))
+    return vm.smaller(vm.bound(vm.larger(rounded, low)), high)
 
 
 def _rounded(name: str) -> Emitter:

@@ -21,7 +21,8 @@ at most L): nothing is read or written beyond them, so the last vector of a row 
 
 ``epilogue.bias`` is a float32 vector ``[columns]``, or None: the constant that the group adds to the anchor first.
 With ``take_bias=True`` it is the kernel's to add (start accumulators with it, or merge it into an INT8 offset) and
-``emit`` does not add it; otherwise ``bias`` is None and ``emit`` adds it.
+``emit`` does not add it; otherwise ``bias`` is None and ``emit`` adds it. With it goes a rounding to a grid that is
+next: where ``epilogue.rounding`` is one, ``acc`` is the anchor's result divided by the grid's scale.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ from tvm.script.ir_builder import tirx as T
 
 from ...errors import UnsupportedOperatorError
 from ...ir import Constant, Dim, constant_value, dims_of, is_equal_dim, op_name, outputs_of, product_of, uses_of
-from ...operators.quantization import grid_of
-from ...precision import FLOAT32, Storage
+from ...operators.quantization import Grid, grid_of, rounding_behind, sum_factors, summands
+from ...precision import FLOAT32, QParams, Storage
 from ..target import Capabilities
-from .elementwise_ops import emit_op, scalar_of, tensor_operands
+from .elementwise_ops import clamped, emit_op, scalar_of, tensor_operands
 from .kernel import KernelRequest, Parameters
-from .vector_math import Vector, bound, lanes_of, splat
+from .vector_math import Vector, bound, fma, lanes_of, splat
 from .vector_memory import Index, flat_view, import_conversions, load_float, store_float
+
+# Levels themselves as values.
+_LEVELS = Storage("uint8", QParams(1.0, 0))
 
 
 class Position(NamedTuple):
@@ -73,7 +77,7 @@ class Epilogue:
     Attributes
     ----------
     constants : arrays that the kernel has to append to its own constants.
-    bias : see the module's docstring.
+    bias, rounding : see the module's docstring.
     shape : the output's shape; for elementwise groups neighbouring dimensions are merged where all operands allow it.
     vector_lanes : float32 elements in the target's widest register.
 
@@ -85,6 +89,7 @@ class Epilogue:
         self.request = request
         self.constants: list[np.ndarray] = []
         self.bias: np.ndarray | None = None
+        self.rounding: Grid | None = None
         self._features = capabilities.features
         self.vector_lanes = capabilities.vector_bits // 32
         function = request.group.function
@@ -94,14 +99,14 @@ class Epilogue:
         self._steps = self._collect_steps(anchor)
         if take_bias and anchor is not None:
             self._take_bias(function)
-        last = self._steps[-1] if self._steps else None
-        self._drop_implied_steps()
+            self._take_rounding()
+        self._drop_implied_relu()
         self._operands: dict[relax.Var | Constant, _Operand] = {}
         for binding in self._steps:
             for operand in tensor_operands(binding.value):
                 self._add_operand(operand, binding)
-        if last is not None:
-            self._add_operand(self._result, last)
+        self._sums = self._find_sums()
+        self._storages = self._find_storages()
         if anchor is None:
             self._coalesce()
         self._views: dict[relax.Var | Constant, tvm.ir.Expr] = {}
@@ -149,19 +154,53 @@ class Epilogue:
         self._anchor = first.var
         self._steps = self._steps[1:]
 
-    def _drop_implied_steps(self) -> None:
-        """Remove last steps that every output implies: a rounding to the grid that is stored, and a relu before an
-        unsigned storage with zero point 0, which holds nothing below 0."""
-        stored = [s.qparams for s in self.request.outputs]
-        while self._steps:
-            call = self._steps[-1].value
-            grid = grid_of(call)
-            rounds = grid is not None and grid.fills_storage and all(q == grid.qparams for q in stored)
-            clamps = op_name(call) == "relax.nn.relu" and all(q is not None and q.zero_point == 0 for q in stored)
-            if not (rounds or clamps):
-                return
-            self._result = call.args[0]
-            self._steps.pop()
+    def _take_rounding(self) -> None:
+        """Remove the first step where it rounds the anchor's value to a grid and nothing else reads that."""
+        bindings = self.request.group.bindings
+        done = next(i for i, b in enumerate(bindings) if b.var.same_as(self._anchor)) + 1
+        self.rounding = rounding_behind(bindings, done)
+        if self.rounding is not None:
+            self._anchor = self._steps[0].var
+            self._steps = self._steps[1:]
+
+    def _drop_implied_relu(self) -> None:
+        """Remove a last relu that every output implies: an unsigned storage with zero point 0 holds nothing below 0."""
+        if self._anchor is None or not self._steps or op_name(self._steps[-1].value) != "relax.nn.relu":
+            return
+        if all(s.qparams is not None and s.qparams.zero_point == 0 for s in self.request.outputs):
+            self._result = self._steps.pop().value.args[0]
+
+    def _find_sums(self) -> dict[relax.Var, tuple[relax.Var, relax.Var]]:
+        """The rounded sums of two tensors on grids, by the rounding; their additions are no steps anymore."""
+        found = {}
+        for binding in list(self._steps):
+            operands = summands(self.request.group.bindings, binding)
+            grid = grid_of(binding.value)
+            if operands and grid is not None and grid.qparams is not None and all(map(self._qparams_of, operands)):
+                found[binding.var] = (operands[0], operands[1])
+                self._steps = [s for s in self._steps if not s.var.same_as(binding.value.args[0])]
+        return found
+
+    def _qparams_of(self, var: relax.Var) -> QParams | None:
+        """The parameters whose levels ``var`` is there in."""
+        if var in self._operands:
+            return self._operands[var].storage.qparams
+        if self.rounding is not None and var.same_as(self._anchor):
+            return self.rounding.qparams
+        grids = [grid_of(s.value) for s in self._steps if s.var.same_as(var)]
+        return grids[0].qparams if grids and grids[0] is not None else None
+
+    def _find_storages(self) -> tuple[Storage, ...]:
+        """What results are stored as. Where the last step rounds to the grid that every output is, its steps are
+        stored instead of its values: the storage is the rounding."""
+        last = self._steps[-1].value if self._steps else None
+        grid = grid_of(last) if last is not None else self.rounding
+        outputs = self.request.outputs
+        self._stores_steps = grid is not None and grid.fills_storage and all(s.qparams == grid.qparams for s in outputs)
+        if not self._stores_steps or grid is None or grid.qparams is None:
+            return outputs
+        is_sum = last is not None and self._steps[-1].var in self._sums
+        return (Storage("uint8", QParams(1.0, 0 if is_sum else grid.qparams.zero_point)),) * len(outputs)
 
     def _add_operand(self, operand: tvm.ir.Expr, binding: relax.VarBinding) -> None:
         computed = [b.var for b in self._steps] + ([self._anchor] if self._anchor is not None else [])
@@ -224,11 +263,50 @@ class Epilogue:
         values: dict[relax.Var | Constant, Vector] = {}
         if self._anchor is not None:
             values[self._anchor] = bound(acc)
+        levels: dict[relax.Var | Constant, Vector] = {}
+        if self.rounding is not None:
+            if self._stores_steps and not self._steps:
+                return values[self._anchor]
+            self._round(self._anchor, self.rounding, values[self._anchor], values, levels)
         for binding in self._steps:
-            operands = [self._value(operand, values, position, width, lanes)
-                        for operand in tensor_operands(binding.value)]
-            values[binding.var] = bound(emit_op(binding.value, operands, self.request.group.name))
+            layer, grid = self.request.group.name, grid_of(binding.value)
+            read = [] if binding.var in self._sums else tensor_operands(binding.value)
+            operands = [self._value(operand, values, position, width, lanes) for operand in read]
+            if grid is None:
+                values[binding.var] = bound(emit_op(binding.value, operands, layer))
+                continue
+            if binding.var in self._sums:
+                steps = self._sum(binding, levels, position, width, lanes)
+            else:
+                steps = bound(operands[0] / splat(grid.scale, width))
+            if self._stores_steps and binding is self._steps[-1]:
+                return steps
+            zero = grid.zero_point - grid.low if binding.var in self._sums else 0
+            self._round(binding.var, grid, steps, values, levels, zero)
         return self._value(self._result, values, position, width, lanes)
+
+    @staticmethod
+    def _round(var: relax.Var, grid: Grid, steps: Vector, values: dict[relax.Var | Constant, Vector],
+               levels: dict[relax.Var | Constant, Vector], zero: int = 0) -> None:
+        """Enter the value on the grid, and its level in storage, that is next to ``steps``, which contain ``zero``."""
+        width = lanes_of(steps)
+        offset = float(grid.low - grid.zero_point + zero)
+        rounded = bound(clamped(steps, offset, offset + grid.high - grid.low))
+        levels[var] = bound(rounded - splat(offset, width))
+        values[var] = bound((rounded - splat(float(zero), width)) * splat(grid.scale, width))
+
+    def _sum(self, binding: relax.VarBinding, levels: dict[relax.Var | Constant, Vector], position: Position,
+             width: int, lanes: Index) -> Vector:
+        """The steps, zero point included, of a rounded sum, from the levels of what is added."""
+        operands = self._sums[binding.var]
+        qparams = [self._qparams_of(v) for v in operands]
+        assert qparams[0] is not None and qparams[1] is not None
+        for var in operands:
+            if var not in levels:
+                levels[var] = bound(self._load(var, position, width, lanes, _LEVELS))
+        first, second, fixed = sum_factors(qparams[0], qparams[1], Grid.of(binding.value))
+        inner = bound(fma(levels[operands[1]], splat(second, width), splat(fixed, width)))
+        return bound(fma(levels[operands[0]], splat(first, width), inner))
 
     def _value(self, operand: tvm.ir.Expr, values: dict[relax.Var | Constant, Vector], position: Position, width: int,
                lanes: Index) -> Vector:
@@ -240,17 +318,20 @@ class Epilogue:
         values[operand] = bound(self._load(operand, position, width, lanes))
         return values[operand]
 
-    def _load(self, key: relax.Var | Constant, position: Position, width: int, lanes: Index) -> Vector:
+    def _load(self, key: relax.Var | Constant, position: Position, width: int, lanes: Index,
+              storage: Storage | None = None) -> Vector:
+        """An operand's values; with ``storage``, as if it were stored so."""
         operand, view = self._operands[key], self._views[key]
+        storage = storage or operand.storage
         index = row_index(operand.shape[:-1], self.shape[:-1], position.row)
         if is_one(operand.shape[-1]) and (width > 1 or not is_one(self.columns)):
-            return splat(load_float(view, index, 1, 1, operand.storage), width)
-        return load_float(view, index * operand.shape[-1] + position.column, width, lanes, operand.storage)
+            return splat(load_float(view, index, 1, 1, storage), width)
+        return load_float(view, index * operand.shape[-1] + position.column, width, lanes, storage)
 
     def store(self, value: Vector, position: Position, lanes: Index) -> None:
         """Convert a float32 vector and write its first ``lanes`` elements into every output storage."""
         index = position.row * self.columns + position.column
-        for view, storage in zip(self._outputs, self.request.outputs, strict=True):
+        for view, storage in zip(self._outputs, self._storages, strict=True):
             store_float(view, index, value, lanes, storage, self._features)
 
 

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError
 from ...ir import constant_value, dims_of, product_of
-from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights
+from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights, scale_and_offset
 from ...precision import Precision
 from ..target import Capabilities
 from .batched_matmul import build_batched_matmul
@@ -19,7 +19,7 @@ from .isa import arithmetic, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
 from .microkernel import Tasks
-from .packing import as_operand, pack_weights, scale_and_offset
+from .packing import as_operand, pack_weights
 from .signature import build_kernel, input_index
 from .tiling import Product, choose
 from .vector_math import Vector, fma
@@ -81,16 +81,20 @@ def prepare(request: KernelRequest, capabilities: Capabilities,
     quantized, scales = quantize_weights(by_channel, per_channel=request.per_channel)
     data = request.inputs[input_index(request, request.group.anchor.value.args[0])].qparams
     assert data is not None, "lowering gives INT8 groups u8 data"
-    scale, offset = scale_and_offset(quantized, scales, data, epilogue.bias, request.correction)
+    scale, offset = scale_and_offset(quantized, scales, data, epilogue.bias, request.correction, epilogue.rounding)
     operand = quantized.reshape(taps, depth, groups, columns).transpose(2, 0, 1, 3)
     return epilogue, (scale, offset), operand
 
 
 def dequantize(acc: Vector, scaling: Sequence[tirx.Buffer], column: Index, lanes: int) -> Vector:
-    """An accumulator vector as float32; ``scaling`` is (scale, offset) in INT8 and empty otherwise."""
+    """An accumulator vector as float32; ``scaling`` is (scale, offset) in INT8 (see ``scale_and_offset``) and empty
+    otherwise."""
     if not scaling:
         return acc
     scale, offset = (load(buffer, column, lanes) for buffer in scaling)
+    if str(scaling[1].dtype) == "int32":
+        sums = T.Cast(f"int32x{lanes}", acc) if str(acc.ty.dtype).startswith("float32") else acc
+        return T.Cast(f"float32x{lanes}", sums + offset) * scale
     return fma(acc if str(acc.ty.dtype).startswith("float32") else T.Cast(f"float32x{lanes}", acc), scale, offset)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ...precision import Precision, QParams
+from ...precision import Precision
 from .isa import Arithmetic
 from .tiling import Columns
 
@@ -16,25 +14,6 @@ def to_bfloat16(array: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(array), np.uint32(0x7FC0), rounded).astype(np.uint16)
-
-
-def scale_and_offset(quantized: np.ndarray, scales: np.ndarray, data: QParams,
-                     bias: np.ndarray | None,
-                     correction: Sequence[float] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """What turns an s32 accumulator into the float32 result: ``acc * scale[c] + offset[c]``.
-
-    quantized : int8 [..., channels]; scales : float32 [channels]; bias : float32 [channels] that is added first;
-    correction : [channels] that is added as well, or nothing.
-    Computed in float64 and rounded once.
-    """
-    scale = np.float64(data.scale) * scales.astype(np.float64)
-    sums = quantized.reshape(-1, quantized.shape[-1]).astype(np.int64).sum(axis=0)
-    offset = -scale * data.zero_point * sums
-    if bias is not None:
-        offset = offset + bias.astype(np.float64)
-    if len(correction):
-        offset = offset + np.asarray(correction, np.float64)
-    return scale.astype(np.float32), offset.astype(np.float32)
 
 
 def pack_weights(weights: np.ndarray, columns: Columns, arithmetic: Arithmetic) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 A key is the operator's name without the namespace (``"add"`` for every overload of ``aten.add`` and for ``aten.add_``),
 or with the overload (``"upsample_nearest2d.vec"``) where overloads take their arguments in another order; operators
-outside of ``aten`` keep their namespace (``"quantized_decomposed.quantize_per_tensor"``). A function gets the context and
-the call's arguments in the order of the operator's schema, keyword-only ones by keyword.
+outside of ``aten`` keep their namespace (``"quantized_decomposed.quantize_per_tensor"``). A function gets the context
+and the arguments in the order of the operator's schema, keyword-only ones by keyword.
 """
 
 from __future__ import annotations

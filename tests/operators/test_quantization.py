@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from narrowcast.operators import fake_quantize
-from narrowcast.operators.quantization import Grid, grid_of, quantize_weights
+from narrowcast.operators.quantization import Grid, grid_of, quantize_weights, scale_and_offset, sum_factors
 from narrowcast.operators.reference import evaluate_tensor
 from narrowcast.precision import QParams
 
@@ -87,3 +87,29 @@ def test_one_channel_off_every_grid_means_that_nothing_was_given() -> None:
     weights = np.random.default_rng(0).integers(-100, 101, size=(50, 2)).astype(np.float32)
     weights[:, 1] += values(1, 50)
     np.testing.assert_array_equal(quantize_weights(weights, per_channel=True)[1], np.abs(weights).max(axis=0) / 127)
+
+
+def test_offset_removes_the_zero_point_and_adds_the_bias() -> None:
+    quantized = np.array([[1, -3], [2, 5]], np.int8)
+    scale, offset = scale_and_offset(quantized, np.float32([0.5, 0.25]), QParams(0.1, 7), np.float32([1, 2]))
+    np.testing.assert_allclose(scale, [0.05, 0.025], rtol=1e-7)
+    np.testing.assert_allclose(offset, [1 - 0.05 * 7 * 3, 2 - 0.025 * 7 * 2], rtol=1e-6)
+
+
+def test_a_bias_in_units_of_the_accumulator_is_added_to_it() -> None:
+    levels, scales, data = np.array([[1, -3], [2, 5]], np.int8), np.float32([0.5, 0.25]), QParams(0.1, 7)
+    grid = Grid(0.2, 3, 0, 255)
+    bias = (np.float32([900, -12]) * (np.float32(0.1) * scales)).astype(np.float32)
+    scale, offset = scale_and_offset(levels, scales, data, bias, (), grid)
+    np.testing.assert_array_equal(offset, np.int32([900 - 7 * 3, -12 - 7 * 2]))
+    np.testing.assert_array_equal(scale, np.float32(0.1) * scales / np.float32(0.2))
+    scale, offset = scale_and_offset(levels, scales, data, bias + np.float32(0.013), (), grid)
+    assert offset.dtype == np.float32
+    np.testing.assert_allclose(offset, (bias + 0.013 - 0.1 * 7 * scales * [3, 2]) / 0.2, rtol=1e-6)
+
+
+def test_sums_of_levels_are_in_levels_of_the_result() -> None:
+    a, b, grid = QParams(0.1, 7), QParams(0.03, 200), Grid(0.11, -20, -128, 127)
+    left, right, fixed = sum_factors(a, b, grid)
+    total = 0.1 * (50 - 7) + 0.03 * (90 - 200)
+    assert np.isclose(left * 50 + right * 90 + fixed, total / 0.11 + 108, rtol=1e-6)

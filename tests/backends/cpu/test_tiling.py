@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from narrowcast.backends.cpu.isa import arithmetic
 from narrowcast.backends.cpu.microkernel import Tasks
-from narrowcast.backends.cpu.packing import pack_weights, scale_and_offset, to_bfloat16
+from narrowcast.backends.cpu.packing import pack_weights, to_bfloat16
 from narrowcast.backends.cpu.tiling import Columns, Product, choose
 from narrowcast.backends.target import Target
 from narrowcast.precision import Precision, QParams
@@ -60,13 +60,6 @@ def test_packed_weights_have_the_order_of_the_kernel() -> None:
     assert not first[1, :, :, 2:].any()  # rows 6 and 7 do not exist
     last = packed[steps * 2 * lanes * 4:].reshape(steps, 1, lanes, 4)
     assert last[0, 0, 7, 1] == weights[0, 0, 1, 39] and not last[:, 0, 8:].any()
-
-
-def test_offset_removes_the_zero_point_and_adds_the_bias() -> None:
-    quantized = np.array([[1, -3], [2, 5]], np.int8)
-    scale, offset = scale_and_offset(quantized, np.float32([0.5, 0.25]), QParams(0.1, 7), np.float32([1, 2]))
-    np.testing.assert_allclose(scale, [0.05, 0.025], rtol=1e-7)
-    np.testing.assert_allclose(offset, [1 - 0.05 * 7 * 3, 2 - 0.025 * 7 * 2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [1.0, 1.00390625, -3.0e38, 1e-40, float("inf")])
