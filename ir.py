@@ -9,7 +9,8 @@ The *normal form* (verified by ``passes.VerifyNormalForm``) is an IRModule with 
   ``.N`` appended for the second and later op of one layer. Decisions, reasons and reports refer to it;
 * weights are constants, floating point tensors are float32, the form is that of inference;
 * a dim is a number, or an int64 expression over *symbols*: variables named after the user's dims ("batch"), each the
-  plain dim of a parameter, or of the one binding whose result's extent only running tells.
+  plain dim of a parameter. Extents that only running tells (``operators.data_dependent``) are symbols too; ``main``
+  lists them as a last parameter, a shape, which no caller passes.
 
 The *grouped form* (``passes.FuseGroups``) has a private function per fusion group; ``main`` calls them. The
 binding's name in ``main`` is the name of the group's anchor, and of the tensor that the group computes. A group that
@@ -164,6 +165,11 @@ def symbols_in(value: Dim) -> list[tirx.Var]:
     return list(tirx.analysis.undefined_vars(value))
 
 
+def tensors_of(func: relax.Function) -> list[relax.Var]:
+    """The parameters that are tensors: all but the shape of symbols."""
+    return [p for p in func.params if not isinstance(p.ty, relax.ShapeType)]
+
+
 def symbols_of(func: relax.Function) -> list[tirx.Var]:
     """The symbols of a function's parameters, in order."""
     return list(dict.fromkeys(s for p in func.params for d in _dims_in(p.ty) for s in symbols_in(d)))
@@ -257,6 +263,7 @@ class GraphBuilder:
 
     def __init__(self, inputs: Sequence[relax.Var]) -> None:
         self.inputs = list(inputs)
+        self._found: list[tirx.Var] = []
         self._normalizer = relax.BlockBuilder()
         self._bindings: list[relax.VarBinding] = []
         self._names = {v.name for v in inputs}
@@ -271,6 +278,17 @@ class GraphBuilder:
         var = relax.DataflowVar(self.unique(name), ty)
         self._bindings.append(relax.VarBinding(var, value))
         return var
+
+    def match(self, value: relax.Var, ty: Expr, name: str) -> relax.Var:
+        """Bind ``value`` to a fresh variable of a type whose new symbols get their extents from it."""
+        var = relax.DataflowVar(self.unique(name), ty)
+        self._bindings.append(relax.MatchCast(var, value, ty))
+        return var
+
+    def found(self, name: str) -> tirx.Var:
+        """A new symbol for an extent that only running tells."""
+        self._found.append(tirx.Var(self.unique(name), "int64"))
+        return self._found[-1]
 
     def unique(self, name: str) -> str:
         """``name``, or ``name.N`` with the smallest free N; the result is taken from then on."""
@@ -290,7 +308,12 @@ class GraphBuilder:
         result = relax.Var("output", value.ty)
         block = relax.DataflowBlock([*self._bindings, relax.VarBinding(result, value)])
         body = self._normalizer.normalize(relax.SeqExpr([block], result))
-        func = relax.Function(self.inputs, body, ret_ty=result.ty)
+        inputs = self.inputs
+        if self._found:
+            earlier = [v for p in inputs if isinstance(p.ty, relax.ShapeType) for v in p.ty.values]
+            shape = relax.Var("found", relax.ShapeType([*earlier, *self._found]))
+            inputs = [*(p for p in inputs if not isinstance(p.ty, relax.ShapeType)), shape]
+        func = relax.Function(inputs, body, ret_ty=result.ty)
         return func.with_attrs(dict(attrs)) if attrs else func
 
 
@@ -522,7 +545,7 @@ class Group:
     @property
     def parameters(self) -> list[relax.Var]:
         """The tensors that the function takes."""
-        return [p for p in self.function.params if not isinstance(p.ty, relax.ShapeType)]
+        return tensors_of(self.function)
 
     @property
     def symbols(self) -> list[tirx.Var]:

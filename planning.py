@@ -15,7 +15,7 @@ from tvm import relax
 from .assignment import GroupOptions, Problem
 from .backends.cpu.cast import build_cast
 from .backends.cpu.kernel import Kernel, KernelRequest
-from .backends.lower import is_view
+from .backends.lower import has_kernel, is_view
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
 from .given import Given
@@ -34,6 +34,8 @@ from .ir import (
 from .precision import BFLOAT16, FLOAT32, STORAGE_PREFERENCE, Precision, QParams, Storage
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint8": 1}
+# What an extent that only running tells is taken for.
+_FOUND_EXTENT = 16
 # A tensor of this many elements is cast to learn what storing costs per byte.
 _PROBE_ELEMENTS = 1 << 18
 
@@ -58,7 +60,8 @@ class Network:
     @classmethod
     def of(cls, mod: tvm.IRModule, groups: Sequence[Group], typical: Mapping[str, int] | None = None) -> Network:
         """The network of a module in grouped form."""
-        extents = dict(typical or {})
+        found = {v.name: _FOUND_EXTENT for p in main.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values}
+        extents = {**found, **(typical or {})}
         main = mod["main"]
         tensors = [*main.params, *(b.var for b in op_bindings(main))]
         shapes = {
@@ -157,7 +160,7 @@ def measure_costs(
     candidates = [
         (g.name, p, emit(candidate(network, g, p, qparams, per_channel=per_channel)))
         for g in network.groups
-        if not is_view(g)
+        if has_kernel(g)
         for p in precisions_of(network, g, target, qparams)
     ]
     casts = [
@@ -167,7 +170,7 @@ def measure_costs(
     ]
     probe = build_cast((_PROBE_ELEMENTS,), FLOAT32, BFLOAT16, target.capabilities, target.threads)
     times = measure([*(k for _, _, k in candidates), *(k for _, _, k in casts), probe])
-    groups = {(g.name, Precision.FP32): 0.0 for g in network.groups if is_view(g)}
+    groups = {(g.name, Precision.FP32): 0.0 for g in network.groups if not has_kernel(g)}
     groups |= {(name, p): t for (name, p, _), t in zip(candidates, times, strict=False)}
     cast_us = {(name, d): t for (name, d, _), t in zip(casts, times[len(candidates) :], strict=False)}
     return Costs(groups, cast_us, times[-1] / (6 * _PROBE_ELEMENTS))
@@ -208,7 +211,7 @@ def build_problem(
         )
         for g in network.groups
     )
-    views = {g.name for g in network.groups if is_view(g)}
+    views = {g.name for g in network.groups if not has_kernel(g)}
     store_us = {
         (t, d): math.prod(shape) * size * costs.byte_us
         for t, shape in network.shapes.items()

@@ -12,13 +12,12 @@ import tvm
 from .backends.cpu.build import compile_functions
 from .backends.cpu.emit import emit
 from .backends.cpu.kernel import Kernel, KernelRequest, output_buffers
-from .backends.lower import is_view, native_storages, request_for
+from .backends.lower import has_kernel, native_storages, request_for
 from .backends.target import Target
 from .calibration.agreement import Agreement, group_agreement
 from .calibration.evaluator import Evaluator
 from .calibration.numerics import GroupProgram, Stored
 from .ir import evaluate_dim, groups_of
-from .operators.reference import extents_of
 from .precision import PrecisionPlan, Storage
 
 
@@ -33,9 +32,9 @@ def kernel_agreement(
     evaluator = Evaluator(mod)
     evaluation = evaluator.evaluate(inputs, plan)
     stored = native_storages(mod, plan)
-    extents = extents_of(mod["main"].params, [torch.as_tensor(x) for x in inputs])
+    extents = evaluation.extents
     typical = tuple(sorted(extents.items()))
-    requests = [request_for(g, plan, stored, typical) for g in groups_of(mod) if not is_view(g)]
+    requests = [request_for(g, plan, stored, typical) for g in groups_of(mod) if has_kernel(g)]
     kernels = [emit(r, target.capabilities, target.threads) for r in requests]
     names = [f"kernel{i}" for i in range(len(kernels))]
     module = compile_functions({n: k.func for n, k in zip(names, kernels, strict=True)}, target.tvm_target())

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax import transform
 
 from ..errors import ProgramError, TargetError
+from . import host as host  # Registers what programs call.
 from .cpu import pipeline
 from .target import Target, detect
 

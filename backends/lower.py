@@ -7,8 +7,9 @@ shared.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,13 +29,19 @@ from ..ir import (
     op_bindings,
     op_name,
     outputs_of,
+    product_of,
+    symbols_in,
     symbols_of,
+    tensors_of,
+    with_extents,
     with_main,
 )
+from ..operators.data_dependent import attributes_of, is_data_dependent
 from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
+from . import host
 from .cpu.cast import build_cast
 from .cpu.emit import emit
-from .cpu.kernel import Kernel, KernelRequest, buffer_dtype, output_buffers
+from .cpu.kernel import Kernel, KernelRequest, buffer_dtype, output_buffers, output_shapes
 from .target import Capabilities
 
 
@@ -83,7 +90,7 @@ def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], t
     fields of tuples, has its own type."""
     main = mod["main"]
     fields = (b.var for b in op_bindings(main) if isinstance(b.value, relax.TupleGetItem))
-    own = {v.name: Storage(dtype_of(v)) for v in (*main.params, *fields)}
+    own = {v.name: Storage(dtype_of(v)) for v in (*tensors_of(main), *fields)}
 
     def stored(name: str) -> tuple[Storage, ...]:
         return (own[name], *plan.casts.get(name, ())) if name in own else plan.stored(name)
@@ -97,6 +104,11 @@ _VIEWS = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims"
 def is_view(group: Group) -> bool:
     """Whether the group only gives a tensor another shape: it has no kernel, its result shares the memory."""
     return group.kind in MOVEMENT_KINDS and all(op_name(b.value) in _VIEWS for b in group.bindings)
+
+
+def has_kernel(group: Group) -> bool:
+    """Whether code is emitted for the group: views need none, data-dependent operators run on the host."""
+    return not is_view(group) and not is_data_dependent(group.bindings[0].value)
 
 
 def lower(
@@ -148,11 +160,11 @@ class _Lowering:
         self.library = relax.BlockBuilder()
         self.shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
         self.names: set[str] = {"main"}
-        self.builder = GraphBuilder(main.params)
+        self.builder = GraphBuilder(tensors_of(main))
         self.symbols = {s.name: s for s in symbols_of(main)}
         self.graph_values = {b.var.name: b.var for b in op_bindings(main)}
         self._stored = native_storages(self.mod, self.plan)
-        for param in main.params:
+        for param in tensors_of(main):
             self.values[param.name, str(param.ty.dtype)] = param
             self._cast_all(param.name, dims_of(param))
         groups = {g.name: g for g in self.groups}
@@ -172,6 +184,9 @@ class _Lowering:
             self.values[group.name, storage.dtype] = self.builder.emit(relax.op.reshape(source, shape), group.name)
             self._cast_all(group.name, shape)
             return
+        if not has_kernel(group):
+            self._call_host(group, request)
+            return
         kernel = self.emit_group(request)
         self.kernels[group.name] = kernel
         args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
@@ -189,6 +204,34 @@ class _Lowering:
         var = self.fields[source][binding.value.index]
         self.values[name, str(var.ty.dtype)] = var
         self._cast_all(name, dims_of(var))
+
+    def _call_host(self, group: Group, request: KernelRequest) -> None:
+        """A call of a data-dependent operator; its results define the symbol that they have as an extent."""
+        call, ty = group.bindings[0].value, self.graph_values[group.name].ty
+        types = list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
+        attributes = json.dumps(attributes_of(call), sort_keys=True)
+        unknown = [relax.TensorType(None, str(t.dtype), ndim=len(t.shape)) for t in types]
+        args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
+        packed = relax.call_pure_packed(
+            host.NAME, tvm.ir.StringImm(op_name(call)), tvm.ir.StringImm(attributes),
+            tvm.tirx.IntImm("int64", self._may_be_empty(group)), tvm.ir.StringImm(group.name), *args,
+            ty_args=[unknown[0] if len(unknown) == 1 else relax.TupleType(unknown)])
+        result = self.builder.emit(packed, f"{group.name}.found")
+        parts = [result]
+        if len(types) > 1:
+            parts = [self.builder.emit(relax.TupleGetItem(result, i), f"{group.name}.found") for i in range(len(types))]
+        matched = [self.builder.match(p, t, group.name) for p, t in zip(parts, types, strict=True)]
+        if isinstance(group.function.ret_ty, relax.TupleType):
+            self.fields[group.name] = matched
+        else:
+            self.values[group.name, str(ty.dtype)] = matched[0]
+
+    def _may_be_empty(self, group: Group) -> bool:
+        """Whether all that depends on the symbol that a group finds is empty where it is 0: then no kernel has to know
+        what a reduction of nothing is."""
+        (symbol,) = group.symbols[-1:]
+        users = (g for g in self.groups if symbol.name in {s.name for s in g.symbols} and has_kernel(g))
+        return all(_is_multiple(shape, symbol.name) for g in users for shape, _ in output_shapes(g.function))
 
     def _types(self, group: Group, request: KernelRequest) -> list[relax.TensorType]:
         """The types of a kernel's outputs in terms of the symbols of ``main``."""
@@ -260,3 +303,9 @@ class _Lowering:
         func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType))
         mod = with_main(self.library.get(), func)
         return Lowered(mod, tuple(self.constants), self.functions, self.kernels, self.casts)
+
+
+def _is_multiple(shape: Sequence[Dim], symbol: str) -> bool:
+    """Whether a tensor of this shape is empty where the symbol is 0."""
+    size = product_of(shape)
+    return any(s.name == symbol for s in symbols_in(size)) and with_extents(size, {symbol: 0}) == 0

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 
 from ..errors import DataError, PlanError
-from ..ir import MOVEMENT_KINDS, Group, groups_of, is_static, op_bindings, outputs_of, shape_of, variables_of
-from ..operators.reference import extents_of
+from ..ir import MOVEMENT_KINDS, Group, groups_of, is_static, op_bindings, outputs_of, shape_of, tensors_of, variables_of
+from ..operators.reference import extents_of, learn_extents
 from ..operators.semantics import Value, torch_dtype
 from ..precision import FLOAT32, Decision, Precision, PrecisionPlan, Storage, readable
 from .numerics import GroupProgram, Stored, as_stored
@@ -29,11 +29,13 @@ class Evaluation:
         storage reads. Integer tensors keep their type.
     materialised : by tensor name and storage type, what lies in memory: float32, bfloat16, uint8 levels.
     outputs : what the network returns, in order, as float32 or their own type.
+    extents : of the symbols, by name, of the last sample.
     """
 
     values: dict[str, torch.Tensor]
     materialised: dict[tuple[str, str], torch.Tensor]
     outputs: tuple[torch.Tensor, ...]
+    extents: Mapping[str, int]
 
 
 class Evaluator:
@@ -46,7 +48,7 @@ class Evaluator:
 
     def __init__(self, grouped_mod: tvm.IRModule) -> None:
         main = grouped_mod["main"]
-        self.params = list(main.params)
+        self.params = tensors_of(main)
         self.bindings = op_bindings(main)
         self.outputs = [v.name for v in outputs_of(main)]
         self.programs = {g.name: GroupProgram(g) for g in groups_of(grouped_mod)}
@@ -136,7 +138,7 @@ def _concatenated(runs: Sequence[Evaluation]) -> Evaluation:
 
     return Evaluation({k: join([r.values[k] for r in runs]) for k in runs[0].values},
                       {k: join([r.materialised[k] for r in runs]) for k in runs[0].materialised},
-                      tuple(map(join, zip(*(r.outputs for r in runs), strict=True))))
+                      tuple(map(join, zip(*(r.outputs for r in runs), strict=True))), runs[-1].extents)
 
 
 class _Run:
@@ -167,7 +169,7 @@ class _Run:
             for used in (*(v.name for v in variables_of(value)), name):
                 self._drop(used, position)
         outputs = tuple(self._read(name).real for name in self.evaluator.outputs)
-        return Evaluation(self.values, self.materialised, outputs)
+        return Evaluation(self.values, self.materialised, outputs, self.extents)
 
     def _drop(self, name: str, position: int) -> None:
         if self.evaluator._last_use.get(name, position) <= position:
@@ -190,6 +192,7 @@ class _Run:
         inputs = [self._read(name, self._required(group, i, precision)) for i, name in enumerate(group.inputs)]
         value = program.compute(inputs, precision, per_channel=decision is None or decision.per_channel,
                                 correction=decision.correction if decision is not None else ())
+        learn_extents(group.bindings[0], value, self.extents)
         if isinstance(value, tuple):
             self.tuples[group.name] = value
             return

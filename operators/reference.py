@@ -19,6 +19,7 @@ from ..errors import CompileError, DataError, UnsupportedOperatorError, Verifica
 from ..ir import (
     Constant,
     Expr,
+    as_dim,
     constant_value,
     dim_text,
     dims_of,
@@ -28,6 +29,7 @@ from ..ir import (
     op_bindings,
     op_name,
     outputs_of,
+    tensors_of,
     variables_of,
 )
 from . import (
@@ -39,6 +41,7 @@ from . import (
     reference_shape,
     reference_unsigned,
 )
+from .data_dependent import attributes_of, compute, is_data_dependent
 from .semantics import Semantics, Value, tensor_of
 
 # The extents of a module whose shapes are all static.
@@ -70,6 +73,10 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
     an index outside of a table.
     """
     name = op_name(call)
+    if is_data_dependent(call):
+        found = compute(name, attributes_of(call), [a.numpy() for a in args])  # type: ignore[union-attr]
+        tensors = tuple(torch.from_numpy(a) for a in found)
+        return tensors if len(tensors) > 1 else tensors[0]
     if name not in SEMANTICS:
         raise UnsupportedOperatorError(f"the operator {name or call.op} has no reference semantics", layer=layer,
                                        hint="add it to a table of operators/reference_*.py")
@@ -133,7 +140,7 @@ def run(mod_or_func: tvm.IRModule | relax.Function,
     mod = mod_or_func if isinstance(mod_or_func, tvm.IRModule) else None
     func = mod["main"] if mod is not None else mod_or_func
     tensors = _ordered(func, inputs)
-    return _run(func, tensors, mod, extents_of(func.params, tensors))
+    return _run(func, tensors, mod, extents_of(tensors_of(func), tensors))
 
 
 def extents_of(params: Sequence[relax.Var], inputs: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -149,7 +156,7 @@ def extents_of(params: Sequence[relax.Var], inputs: Sequence[torch.Tensor]) -> d
 
 def _ordered(func: relax.Function,
              inputs: Mapping[str, torch.Tensor] | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    names = [p.name for p in func.params]
+    names = [p.name for p in tensors_of(func)]
     if isinstance(inputs, Mapping):
         missing = [n for n in names if n not in inputs]
         if missing:
@@ -160,15 +167,25 @@ def _ordered(func: relax.Function,
     return list(inputs)
 
 
+def learn_extents(binding: relax.VarBinding, value: Value, extents: dict[str, int]) -> None:
+    """Enter the extent that a data-dependent operator found, by the symbol's name."""
+    if not is_data_dependent(binding.value):
+        return
+    several = isinstance(binding.var.ty, relax.TupleType)
+    types = binding.var.ty.fields if several else [binding.var.ty]
+    for ty, tensor in zip(types, value if isinstance(value, tuple) else (value,), strict=True):
+        match_dims([as_dim(d) for d in ty.shape], tuple(tensor.shape), extents)
+
+
 def _run(func: relax.Function, inputs: Sequence[torch.Tensor], mod: tvm.IRModule | None,
-         extents: Mapping[str, int]) -> list[torch.Tensor]:
-    tensors = [p for p in func.params if not isinstance(p.ty, relax.ShapeType)]
-    values: dict[relax.Var, Value] = dict(zip(tensors, inputs, strict=True))
+         extents: dict[str, int]) -> list[torch.Tensor]:
+    values: dict[relax.Var, Value] = dict(zip(tensors_of(func), inputs, strict=True))
     outputs, bindings = outputs_of(func), op_bindings(func)
     last_use = {var: i for i, b in enumerate(bindings) for var in variables_of(b.value)}
     last_use.update(dict.fromkeys(outputs, len(bindings)))
     for i, binding in enumerate(bindings):
         values[binding.var] = _value(binding, values, mod, extents)
+        learn_extents(binding, values[binding.var], extents)
         for var in (*variables_of(binding.value), binding.var):
             if last_use.get(var, i) <= i:
                 values.pop(var, None)
@@ -180,7 +197,7 @@ def _run(func: relax.Function, inputs: Sequence[torch.Tensor], mod: tvm.IRModule
 
 
 def _value(binding: relax.VarBinding, values: Mapping[relax.Var, Value], mod: tvm.IRModule | None,
-           extents: Mapping[str, int]) -> Value:
+           extents: dict[str, int]) -> Value:
     expr = binding.value
     if isinstance(expr, (relax.Var, Constant)):
         return _leaf(expr, values)

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from ..errors import VerificationError
-from ..ir import Constant, Expr, as_dim, bindings_of, op_bindings, op_name, outputs_of, symbols_in
+from ..ir import Constant, Expr, as_dim, bindings_of, op_bindings, op_name, outputs_of, symbols_in, tensors_of
 
 # Operators that only training has, or that the importers write out.
 _NOT_INFERENCE = frozenset({"relax.nn.batch_norm", "relax.nn.dropout", "relax.call_tir", "relax.call_dps_packed",
@@ -55,7 +55,8 @@ def _function_problems(func: relax.Function) -> Iterator[VerificationError]:
         yield VerificationError("the name is not unique" if name else "a name is empty", layer=name or None)
     symbols = {d.name for p in func.params if isinstance(p.ty, relax.TensorType) and p.ty.shape is not None
                for d in p.ty.shape if isinstance(d, tvm.tirx.Var)}
-    for param in func.params:
+    symbols |= {v.name for p in func.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values}
+    for param in tensors_of(func):
         yield from _type_problems(param.name, param.ty, symbols)
     outputs = outputs_of(func)
     for binding in op_bindings(func):

@@ -114,11 +114,17 @@ def assume_extents(symbols: Sequence[tirx.Var]) -> None:
 
 def output_buffers(request: KernelRequest) -> list[tuple[tuple[Dim, ...], str]]:
     """Shape and element type of every output buffer: one per requested storage, or per element of a tuple."""
-    result = request.group.function.ret_ty
-    if isinstance(result, relax.TupleType):
-        return [(tuple(as_dim(d) for d in field.shape), str(field.dtype)) for field in result.fields]
-    shape = tuple(as_dim(d) for d in result.shape)
-    return [(shape, buffer_dtype(storage)) for storage in request.outputs]
+    shapes = output_shapes(request.group.function)
+    if isinstance(request.group.function.ret_ty, relax.TupleType):
+        return shapes
+    return [(shapes[0][0], buffer_dtype(storage)) for storage in request.outputs]
+
+
+def output_shapes(function: relax.Function) -> list[tuple[tuple[Dim, ...], str]]:
+    """Shape and element type of the tensor that a function computes, or of every element of a tuple."""
+    result = function.ret_ty
+    fields = result.fields if isinstance(result, relax.TupleType) else [result]
+    return [(tuple(as_dim(d) for d in field.shape), str(field.dtype)) for field in fields]
 
 
 def _declare(name: str, shape: Sequence[Dim], dtype: str) -> tvm.ir.Expr:
