@@ -15,7 +15,7 @@ from tvm import relax
 from .assignment import GroupOptions, Problem
 from .backends.cpu.cast import build_cast
 from .backends.cpu.kernel import Kernel, KernelRequest
-from .backends.lower import has_kernel, is_view
+from .backends.lower import has_kernel
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
 from .given import Given
@@ -60,9 +60,9 @@ class Network:
     @classmethod
     def of(cls, mod: tvm.IRModule, groups: Sequence[Group], typical: Mapping[str, int] | None = None) -> Network:
         """The network of a module in grouped form."""
+        main = mod["main"]
         found = {v.name: _FOUND_EXTENT for p in main.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values}
         extents = {**found, **(typical or {})}
-        main = mod["main"]
         tensors = [*main.params, *(b.var for b in op_bindings(main))]
         shapes = {
             v.name: tuple(evaluate_dim(d, extents) for d in dims_of(v))

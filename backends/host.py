@@ -8,16 +8,16 @@ import tvm
 import tvm_ffi
 
 from ..errors import ProgramError
-from ..operators import data_dependent
 
 NAME = "narrowcast.data_dependent"
 
 tvm_ffi.register_error("ProgramError", ProgramError)
 
 
-@tvm_ffi.register_global_func(NAME)
+@tvm_ffi.register_global_func(NAME, override=True)
 def _call(operator: str, attributes: str, may_be_empty: int, layer: str, *tensors: tvm.runtime.Tensor) -> object:
-    """The results of an operator as new tensors; ProgramError where they are empty and what follows cannot take that."""
+    """The results of an operator as new tensors; ProgramError where they are empty and must not be."""
+    from ..operators import data_dependent  # A program without such operators loads without them.
     arrays = [t.numpy() for t in tensors]
     results = data_dependent.compute(operator, json.loads(attributes), arrays)
     if not may_be_empty and any(r.size == 0 for r in results):

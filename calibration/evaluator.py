@@ -11,7 +11,17 @@ import tvm
 from tvm import relax
 
 from ..errors import DataError, PlanError
-from ..ir import MOVEMENT_KINDS, Group, groups_of, is_static, op_bindings, outputs_of, shape_of, tensors_of, variables_of
+from ..ir import (
+    MOVEMENT_KINDS,
+    Group,
+    groups_of,
+    is_static,
+    op_bindings,
+    outputs_of,
+    shape_of,
+    tensors_of,
+    variables_of,
+)
 from ..operators.reference import extents_of, learn_extents
 from ..operators.semantics import Value, torch_dtype
 from ..precision import FLOAT32, Decision, Precision, PrecisionPlan, Storage, readable

@@ -90,7 +90,8 @@ def _nonzero(attributes: Attributes, arrays: Sequence[np.ndarray]) -> tuple[np.n
 def _unique(attributes: Attributes, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     (x,), axis = arrays, attributes.get("axis")
     axis = None if axis is None else int(axis)
-    values, places, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    values, places, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(-1)
     if attributes["in_order"]:
         order = np.argsort(places, kind="stable")
