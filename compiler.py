@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +19,7 @@ from .assignment import solve
 from .backends.costs import CostTable
 from .backends.cpu.emit import emit
 from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.effort import peak_bytes, steps
 from .backends.executable import Executable, build_library
 from .backends.lower import Lowered, lower
 from .backends.target import Target
@@ -45,8 +46,10 @@ from .search import Candidate, PlanSearch, run_samples, shares, weight_bytes
 from .stages import Stage, stage_of
 from .timing import interleave
 
-# Time that a compilation spends on measuring latency, about.
+# Time that a compilation spends on measuring latency, about; programs that take more than this are not run for it:
+# bytes of tensors, and steps (of about a nanosecond) of a call.
 LATENCY_SECONDS = 1.0
+MEASURED_BYTES, MEASURED_STEPS = 2**30, 2 * 10**9
 # Samples of the calibration part that gradients are taken of.
 SENSITIVITY_SAMPLES = 64
 # Samples that the bias correction is measured on.
@@ -467,7 +470,7 @@ class _Job:
         main = self.network.mod["main"]
         inputs = self.imported.inputs
         outputs = [TensorSpec.of(v, n) for n, v in zip(self.imported.outputs, outputs_of(main), strict=True)]
-        latency = self.latencies(built, random_inputs(inputs, self.imported.hints))
+        latency = self.latencies(built) if self.is_measured(built) else {}
         report = replace(
             report,
             weight_bytes=weight_bytes(built.lowered.constants),
@@ -486,29 +489,38 @@ class _Job:
             inputs=inputs,
             outputs=outputs,
             typical=self.imported.hints,
+            ranges=self.imported.ranges,
+            requirements=self.imported.requirements,
             plan=plan,
             report=report,
             stages=[*self.stages, stage_of("lower", built.lowered.mod)],
             target=self.target,
         )
 
-    def latencies(self, built: _Built, inputs: Sequence[np.ndarray]) -> dict[str, float]:
-        """Median milliseconds of the program, and of the FP32 program where that was built, timed in turn; nothing
-        where this machine cannot run them."""
-        if not self.target.runs_here():
-            return {}
+    def is_measured(self, built: _Built) -> bool:
+        """Whether the program is run to be timed: this machine can, and it takes neither long nor much memory."""
+        extents = self.network.typical
+        return (
+            self.target.runs_here()
+            and peak_bytes(self.network.mod["main"], extents) <= MEASURED_BYTES
+            and steps(built.lowered.kernels.values(), extents) <= MEASURED_STEPS
+        )
+
+    def latencies(self, built: _Built) -> dict[str, float]:
+        """Median milliseconds of the program, and of the FP32 program where that was built, timed in turn."""
         with self.phase("measure latency"):
             executables = {"compiled": built.executable}
             exact = next((b for b in self.built.values() if b.plan.is_exact), None)
             if exact is not None:
                 executables["FP32"] = exact.executable
-            tensors = [tvm.runtime.tensor(x) for x in inputs]
+            tensors = [tvm.runtime.tensor(x) for x in random_inputs(self.imported.inputs, self.imported.hints)]
             calls = {name: partial(executable.run, tensors) for name, executable in executables.items()}
             start = time.perf_counter()
             for call in calls.values():
                 call()
-            rounds = int(np.clip(LATENCY_SECONDS / 2 / (time.perf_counter() - start), 5, 100))
-            timed = interleave(calls, rounds, warmup=2, pause=0.0)
+            fitting = LATENCY_SECONDS / 2 / (time.perf_counter() - start)
+            rounds, warmup = (int(np.clip(fitting, 5, 100)), 2) if fitting >= 1 else (1, 0)
+            timed = interleave(calls, rounds, warmup=warmup, pause=0.0)
             return {name: spread.median * 1e3 for name, spread in timed.items()}
 
 

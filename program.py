@@ -28,6 +28,7 @@ from .errors import ProgramError
 from .ir import TensorSpec
 from .precision import Precision, PrecisionPlan
 from .report import Report
+from .requirements import DimRange, Requirement
 from .stages import Stage, stages_from_json, stages_to_json
 
 SOURCES = ("relax", "tir", "llvm", "asm")
@@ -60,6 +61,7 @@ class Program:
     stages : the graph after each pass.
     inputs, outputs : what a call takes and gives; symbolic dims by name.
     typical : the extents of symbolic dims that the program is made for; it computes all rightly.
+    ranges, requirements : what has to hold of the extents of symbolic dims.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Program:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         typical: Mapping[str, int],
+        ranges: Mapping[str, DimRange],
+        requirements: Sequence[Requirement],
         plan: PrecisionPlan,
         report: Report,
         stages: Sequence[Stage],
@@ -85,6 +89,8 @@ class Program:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.typical = dict(typical)
+        self.ranges = dict(ranges)
+        self.requirements = tuple(requirements)
         self.plan = plan
         self.report = report
         self.stages = tuple(stages)
@@ -101,7 +107,7 @@ class Program:
         """
         values = self._bind(args, kwargs)
         as_torch = any(_is_torch(v) for v in values)
-        arrays = _checked(values, self.inputs)
+        arrays = self._checked(values)
         results: list[Any] = self.run(arrays)
         if as_torch:
             torch = sys.modules["torch"]
@@ -128,6 +134,23 @@ class Program:
                 expected=", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in self.inputs),
             )
         return [named[n] for n in names]
+
+    def _checked(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """The values as arrays that fit the inputs; ProgramError names what does not."""
+        arrays = [_typed(v, s) for v, s in zip(values, self.inputs, strict=True)]
+        extents = _extents(arrays, self.inputs)
+        for name, extent in extents.items():
+            allowed = self.ranges.get(name, DimRange())
+            if extent < allowed.minimum or (allowed.maximum is not None and extent > allowed.maximum):
+                most = "" if allowed.maximum is None else f", at most {allowed.maximum}"
+                raise ProgramError(f"dim '{name}' is out of the range that the model was exported for", found=extent,
+                                   expected=f"at least {allowed.minimum}{most}")
+        for requirement in self.requirements:
+            if not requirement.is_met(extents):
+                raise ProgramError("the inputs' extents do not fit this layer", layer=requirement.layer,
+                                   found=", ".join(f"{name} = {extent}" for name, extent in extents.items()),
+                                   expected=str(requirement))
+        return arrays
 
     # Looking into it ---------------------------------------------------------------------------------------------
 
@@ -165,7 +188,7 @@ class Program:
         """
         if runs < 1 or warmup < 0:
             raise ProgramError("nothing to time", found=f"{runs} runs, {warmup} to warm up", expected="one or more")
-        arrays = _checked(self._bind(args, {}) if args else random_inputs(self.inputs, self.typical), self.inputs)
+        arrays = self._checked(self._bind(args, {}) if args else random_inputs(self.inputs, self.typical))
         tensors = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
         for _ in range(warmup):
             self._executable.run(tensors)
@@ -207,6 +230,8 @@ class Program:
             "inputs": [asdict(s) for s in self.inputs],
             "outputs": [asdict(s) for s in self.outputs],
             "typical": self.typical,
+            "ranges": {name: asdict(r) for name, r in self.ranges.items()},
+            "requirements": [r.to_json() for r in self.requirements],
             "tvm": tvm.__version__,
         }
         write_container(
@@ -251,6 +276,8 @@ class Program:
             inputs=[_spec(s) for s in meta["inputs"]],
             outputs=[_spec(s) for s in meta["outputs"]],
             typical=meta["typical"],
+            ranges={name: DimRange(**r) for name, r in meta["ranges"].items()},
+            requirements=[Requirement.from_json(r) for r in meta["requirements"]],
             plan=PrecisionPlan.from_json(parts["plan.json"].decode()),
             report=Report.from_json(parts["report.json"].decode()),
             stages=stages_from_json(zlib.decompress(parts["stages.json.z"]).decode()),
@@ -280,9 +307,8 @@ def _is_torch(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _checked(values: Sequence[Any], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
-    """The values as arrays of the specs' shapes and types; ProgramError names the input and the dim that do not fit."""
-    arrays = [_typed(v, s) for v, s in zip(values, specs, strict=True)]
+def _extents(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """The extents of symbolic dims by name; ProgramError names the input and the dim that do not fit."""
     extents: dict[str, tuple[int, str]] = {}
     for array, spec in zip(arrays, specs, strict=True):
         if array.ndim != len(spec.shape):
@@ -297,7 +323,7 @@ def _checked(values: Sequence[Any], specs: Sequence[TensorSpec]) -> list[np.ndar
             first, where = extents.setdefault(wanted, (actual, f"dim {axis} of '{spec.name}'"))
             if first != actual:
                 raise _misfit(spec, array, f"dim {axis} ('{wanted}') is {actual}, and {where} makes it {first}")
-    return arrays
+    return {name: extent for name, (extent, _) in extents.items()}
 
 
 def _misfit(spec: TensorSpec, array: np.ndarray, what: str) -> ProgramError:

@@ -2,77 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import tvm
-from tvm import tirx
 
-from ..ir import Dim, TensorSpec, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, symbols_in
+from ..ir import TensorSpec
+from ..requirements import DimRange, Requirement, likely
 
-
-@dataclass(frozen=True)
-class DimRange:
-    """The extents that a symbol may have: from ``minimum`` to ``maximum`` (None: no end)."""
-
-    minimum: int = 1
-    maximum: int | None = None
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A relation between extents that a layer takes for granted and that only the inputs' shapes can show.
-
-    relation : "==" or ">=", between ``left`` and ``right``.
-    layer : the layer that needs it.
-    """
-
-    relation: Literal["==", ">="]
-    left: Dim
-    right: Dim
-    layer: str
-
-    def holds(self) -> bool | None:
-        """Whether the relation is provably true or false; None where it depends on the symbols' extents."""
-        left, right = as_dim(self.left), as_dim(self.right)
-        if isinstance(left, int) and isinstance(right, int):
-            return left == right if self.relation == "==" else left >= right
-        analyzer = analyzer_of(left, right)
-        if self.relation == "==":
-            return True if is_equal_dim(left, right) else None
-        return True if analyzer.can_prove(left >= right) else False if analyzer.can_prove(left < right) else None
-
-    def is_met(self, extents: Mapping[str, int]) -> bool:
-        """Whether the relation holds for these extents of the symbols, by name."""
-        left, right = (evaluate_dim(side, extents) for side in (self.left, self.right))
-        return left == right if self.relation == "==" else left >= right
-
-    def as_equality(self) -> tuple[str, str | int] | None:
-        """A symbol and what it has to be, another symbol or a number; None for what is no such relation."""
-        left, right = as_dim(self.left), as_dim(self.right)
-        if self.relation != "==":
-            return None
-        for symbol, other in ((left, right), (right, left)):
-            if isinstance(symbol, tirx.Var) and isinstance(other, (int, tirx.Var)):
-                return symbol.name, other if isinstance(other, int) else other.name
-        return None
-
-    def __str__(self) -> str:
-        return f"{dim_text(self.left)} {self.relation} {dim_text(self.right)}"
-
-
-def likely(hints: Mapping[str, int], requirements: Sequence[Requirement]) -> dict[str, int]:
-    """``hints``, larger where they do not meet the requirements and some larger extent does."""
-    result = dict(hints)
-    for requirement in requirements:
-        symbols = list(dict.fromkeys(s.name for side in (requirement.left, requirement.right)
-                                     for s in symbols_in(as_dim(side))))
-        for name in symbols:
-            if not requirement.is_met(result):
-                larger = (e for e in (2, *range(32, 1025, 32)) if e > result[name])
-                result[name] = next((e for e in larger if requirement.is_met(result | {name: e})), result[name])
-    return result
+__all__ = ["DimRange", "ImportedModel", "Requirement", "likely"]
 
 
 @dataclass(frozen=True)

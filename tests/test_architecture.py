@@ -16,12 +16,13 @@ import narrowcast
 ROOT = Path(narrowcast.__file__).parent
 
 # What every part of the package may import of the others; the packages' own modules are free to import each other.
-LANGUAGE = {"errors", "precision", "ir"}
+LANGUAGE = {"errors", "precision", "ir", "requirements"}
 ALLOWED: dict[str, set[str]] = {
     "_environment": set(),
     "errors": set(),
     "precision": {"errors"},
     "ir": {"errors"},
+    "requirements": {"errors", "ir"},
     "operators": LANGUAGE,
     "frontends": {*LANGUAGE, "operators"},
     "passes": {*LANGUAGE, "operators"},
