@@ -17,9 +17,10 @@ from ...errors import UnsupportedOperatorError
 from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, simplified
 from ..extents import extent
 
-Variable = Callable[[sympy.Symbol], tirx.Var]
 # A number as a quotient: numerator and (positive) denominator.
 Quotient = tuple[Dim, Dim]
+# What a symbol stands for, as a quotient without remainder.
+Variable = Callable[[sympy.Symbol], tuple[Dim, int]]
 
 
 def whole(expr: sympy.Expr, variable: Variable) -> Dim:
@@ -43,16 +44,33 @@ def _expr(value: Dim) -> Expr:
 
 def _quotient(expr: sympy.Expr, variable: Variable) -> Quotient:
     if isinstance(expr, sympy.Symbol):
-        return variable(expr), 1
+        return _floor(*variable(expr)), 1
     if expr.is_Rational:
         return int(expr.p), int(expr.q)
     if expr.is_Float:
         return _decimal(expr)
+    if expr.is_Mul:
+        return _multiply(_factors(expr, variable))
     handler = _FUNCTIONS.get(type(expr).__name__)
     if handler is None:
         raise UnsupportedOperatorError("this arithmetic on dynamic extents has no translation", found=str(expr),
                                        hint="fix the dimension with dims=, or pass sizes as numbers")
     return handler([_quotient(a, variable) for a in expr.args])
+
+
+def _factors(product: sympy.Mul, variable: Variable) -> list[Quotient]:
+    """The factors of a product, divisors of symbols cancelled against its integer: ``4 · (s / 4)`` is ``s``."""
+    number, rest = product.as_coeff_Mul()
+    whole_number = int(number) if number.is_Integer else 1
+    factors = [] if number.is_Integer else [_quotient(number, variable)]
+    for factor in sympy.Mul.make_args(rest):
+        if isinstance(factor, sympy.Symbol) and whole_number % variable(factor)[1] == 0:
+            top, bottom = variable(factor)
+            whole_number //= bottom
+            factors.append((top, 1))
+        else:
+            factors.append(_quotient(factor, variable))
+    return [*factors, (whole_number, 1)]
 
 
 def _decimal(expr: sympy.Float) -> Quotient:
@@ -74,15 +92,20 @@ def _add(args: list[Quotient]) -> Quotient:
 
 
 def _multiply(args: list[Quotient]) -> Quotient:
-    top, bottom = (functools.reduce(operator.mul, parts) for parts in zip(*args, strict=True))
-    if isinstance(top, int) and isinstance(bottom, int):
-        return top // math.gcd(top, bottom), bottom // math.gcd(top, bottom)
-    return top, bottom
+    tops, bottoms = zip(*args, strict=True)
+    top, bottom = (math.prod(p for p in parts if isinstance(p, int)) for parts in (tops, bottoms))
+    common = math.gcd(top, bottom)
+    return _product(top // common, tops), _product(bottom // common, bottoms)
+
+
+def _product(number: int, factors: tuple[Dim, ...]) -> Dim:
+    symbolic = [f for f in factors if not isinstance(f, int)]
+    return functools.reduce(operator.mul, symbolic if number == 1 and symbolic else [*symbolic, number])
 
 
 def _divide(args: list[Quotient]) -> Quotient:
-    (a, b), (c, d) = args
-    return a * d, b * c
+    above, (top, bottom) = args
+    return _multiply([above, (bottom, top)])
 
 
 def _power(args: list[Quotient]) -> Quotient:
@@ -122,7 +145,7 @@ def _modular_index(args: list[Quotient]) -> Quotient:
 
 
 _FUNCTIONS: dict[str, Callable[[list[Quotient]], Quotient]] = {
-    "Add": _add, "Mul": _multiply, "Pow": _power, "PowByNatural": _power,
+    "Add": _add, "Pow": _power, "PowByNatural": _power,
     "FloorDiv": _floor_divide, "CleanDiv": _floor_divide, "IntTrueDiv": _divide, "FloatTrueDiv": _divide,
     "Mod": _modulo, "PythonMod": _modulo, "ModularIndexing": _modular_index,
     "Max": _chosen(tirx.max), "Min": _chosen(tirx.min),

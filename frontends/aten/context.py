@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from ...errors import UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dims_of, dtype_of, is_number
+from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dims_of, dtype_of, equal_dims, is_number
 from ..extents import extent
 
 Scalar = bool | int | float
@@ -81,8 +81,25 @@ class Context:
         return self.result[0] if isinstance(self.result, (tuple, list)) else self.result
 
     def emit(self, value: Expr, part: str = "") -> relax.Var:
-        """Bind ``value`` under the layer's name, or under ``name.part`` for what only prepares the main operation."""
-        return self.builder.emit(value, f"{self.name}.{part}" if part else self.name)
+        """Bind ``value`` under the layer's name, or under ``name.part`` for what only prepares the main operation.
+
+        Operands whose extents PyTorch took for equal, and TVM cannot prove to be, get those of the result.
+        """
+        name = f"{self.name}.{part}" if part else self.name
+        result = self.builder.emit(value, name)
+        if not isinstance(result.ty, relax.TensorType) or result.ty.shape is not None:
+            return result
+        if not isinstance(value, relax.Call) or result.ty.ndim != len(self.dims):
+            raise self.refuse("it is not known to give a shape that fits", found=str(value))
+        return self.builder.emit(relax.Call(value.op, [self._aligned(a) for a in value.args], value.attrs), name)
+
+    def _aligned(self, operand: Expr) -> Expr:
+        """An operand of an elementwise operator with the result's extents where its own are not 1."""
+        own = dims_of(operand)
+        dims = [o if is_exactly(o, 1) else d for o, d in zip(own, self.dims[len(self.dims) - len(own):], strict=True)]
+        if equal_dims(own, dims):
+            return operand
+        return self.builder.emit(relax.op.reshape(operand, dims), f"{self.name}.operand")
 
     def expr(self, value: Value, dtype: str | None = None) -> Expr:
         """``value`` as a Relax expression; where ``dtype`` is given, with elements of that type."""

@@ -74,13 +74,13 @@ def _stand_in(value: Value) -> Any:
     return torch.empty((1,) * len(shape(value)), dtype=dtype)
 
 
-def add(c: Context, x: Value, y: Value, *, alpha: float = 1) -> Expr:
+def add(c: Context, x: Value, y: Value, alpha: float = 1) -> Expr:
     if c.dtype == "bool":
         return c.emit(_op.logical_or(c.expr(x, "bool"), c.expr(y, "bool")))
     return c.emit(_op.add(c.expr(x, c.dtype), _scaled(c, y, alpha)))
 
 
-def sub(c: Context, x: Value, y: Value, *, alpha: float = 1) -> Expr:
+def sub(c: Context, x: Value, y: Value, alpha: float = 1) -> Expr:
     return c.emit(_op.subtract(c.expr(x, c.dtype), _scaled(c, y, alpha)))
 
 

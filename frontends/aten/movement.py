@@ -43,34 +43,15 @@ def _quotient(a: Dim, b: Dim) -> Dim:
     return a // b if isinstance(a, int) and isinstance(b, int) else simplified(tirx.floordiv(a, b))
 
 
-def view(c: Context, x: Value, sizes: Sequence[int], *_: Value) -> Value:
-    return reshaped(c, x, sizes)
-
-
-def view_dispatch(c: Context, x: Value, sizes: Value, *rest: Value) -> Value:
-    """``view``: the overload that reinterprets bits has no translation."""
+def view(c: Context, x: Value, sizes: Value, *_: Value, **__: Value) -> Value:
+    """Operators that change the shape only, to what PyTorch says. Reinterpreting bits has no translation."""
     if isinstance(sizes, torch.dtype):
         raise c.refuse("reinterpreting the bits of a tensor has no translation")
-    return view(c, x, sizes, *rest)
+    return reshaped(c, x, c.dims)
 
 
-def view_as(c: Context, x: Value, other: Value) -> Value:
-    return reshaped(c, x, shape(other))
-
-
-def flatten(c: Context, x: Value, start: int = 0, end: int = -1) -> Value:
-    if rank(x) == 0:
-        return reshaped(c, x, [1])
-    first, last = axis_of(x, start), axis_of(x, end)
-    dims = shape(x)
-    return reshaped(c, x, (*dims[:first], product_of(dims[first:last + 1]), *dims[last + 1:]))
-
-
-def unflatten(c: Context, x: Value, dim: int, sizes: Sequence[int]) -> Value:
-    axis, dims = axis_of(x, dim), shape(x)
-    known = product_of(s for s in sizes if not is_exactly(s, -1))
-    inner = (_quotient(dims[axis], known) if is_exactly(s, -1) else s for s in sizes)
-    return reshaped(c, x, (*dims[:axis], *inner, *dims[axis + 1:]))
+def ravel(c: Context, x: Value, *_: Value, **__: Value) -> Value:
+    return reshaped(c, x, c.dims)
 
 
 def permuted(c: Context, x: Value, axes: Sequence[int], part: str = "") -> Expr:
@@ -270,8 +251,8 @@ def _windows(c: Context, count: Dim, size: int, step: int) -> Expr:
 
 
 TABLE: dict[str, Handler] = {
-    "view": view_dispatch, "reshape": view, "_unsafe_view": view, "_reshape_alias": view, "view_copy": view,
-    "view_as": view_as, "reshape_as": view_as, "flatten": flatten, "unflatten": unflatten, "ravel": flatten,
+    "view": view, "reshape": view, "_unsafe_view": view, "_reshape_alias": view, "view_copy": view,
+    "view_as": view, "reshape_as": view, "unflatten": view, "flatten": ravel, "ravel": ravel,
     "permute": permute, "transpose": transpose, "swapaxes": transpose, "swapdims": transpose, "t": t, "numpy_T": t,
     "mT": matrix_transpose, "adjoint": matrix_transpose, "movedim": movedim, "moveaxis": movedim,
     "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "expand_as": expand_as, "copy": copy,

@@ -15,9 +15,10 @@ from torch.utils._sympy.numbers import IntInfinity
 from tvm import tirx
 
 from ...errors import ImportModelError, UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder
+from ...ir import Dim, Expr, GraphBuilder, simplified
 from ..model import DimRange, Requirement
-from .arithmetic import float_scalar, whole
+from .arithmetic import Quotient, float_scalar, whole
+from .conditions import conditions_of, multiple_by
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,6 @@ class _Derived:
     plain: sympy.Symbol
     factor: int
     offset: int
-
-    @property
-    def expression(self) -> sympy.Expr:
-        return (self.plain - self.offset) / self.factor
 
     def extents(self, own: DimRange) -> DimRange:
         """The range of ``plain`` where ``own`` is that of the symbol."""
@@ -44,6 +41,9 @@ class Symbols:
     A symbol has the name that the user gave it, or of its ``torch.export.Dim`` where the program still knows it, else
     PyTorch's own (``s77``). Where an input's dim is ``2 * half`` and ``half`` no dim of any input, the variable stands
     for the whole dim and is called after the input and the axis (``x_2``). Symbols of one name are one variable.
+
+    The program's checks are used: a symbol that has to be a multiple of 4 is written as ``4 * k``, so that PyTorch's
+    ``s // 4 * 4`` is known to be ``s``; of two expressions that have to be equal the simpler one stands for both.
 
     Parameters
     ----------
@@ -61,32 +61,51 @@ class Symbols:
         bounds = _bounds(program, _symbols_in(dims.values()))
         self._numbers = {s: sympy.Integer(b.minimum) for s, b in bounds.items() if b.minimum == b.maximum}
         _refuse_fixed(given, {p: e.xreplace(self._numbers) for p, e in dims.items()}, program)
-        plain = [e for e in dims.values() if isinstance(e, sympy.Symbol) and e not in self._numbers]
-        rest = [s for s in _symbols_in(dims.values()) if s not in plain and s not in self._numbers]
-        self._derived = {s: _derive(s, dims, given) for s in rest if names[s] not in fixed}
-        names.update({d.plain: d.plain.name for d in self._derived.values()})
-        bounds.update({d.plain: d.extents(bounds[s]) for s, d in self._derived.items()})
-        own = [*plain, *(self._derived[s].plain if s in self._derived else s for s in rest)]
+        own = [s for s in _symbols_in(dims.values()) if s not in self._numbers]
+        plain = set(dims.values())
+        derived = {s: _derive(s, dims, given) for s in own if s not in plain and names[s] not in fixed}
+        names.update({s: d.plain.name for s, d in derived.items()})
         _require_known(fixed, [names[s] for s in own])
         self._numbers |= {s: sympy.Integer(fixed[names[s]]) for s in own if names[s] in fixed}
         self.ranges: dict[str, DimRange] = {}
-        self._variables: dict[sympy.Symbol, tirx.Var] = {}
+        self._quotients: dict[sympy.Symbol, Quotient] = {}
         self._one_of_name: dict[sympy.Symbol, sympy.Symbol] = {}
         for symbol in own:
             if symbol not in self._numbers:
-                self._declare(symbol, names[symbol], bounds[symbol])
+                self._declare(symbol, names[symbol], bounds[symbol], derived.get(symbol))
+        self._multiples: dict[sympy.Symbol, sympy.Expr] = {}
+        self._equal: dict[sympy.Expr, sympy.Expr] = {}
+        self._use(conditions_of(program))
         self._known: dict[sympy.Expr, Dim] = {}
 
-    def _declare(self, symbol: sympy.Symbol, name: str, bounds: DimRange) -> None:
+    def _declare(self, symbol: sympy.Symbol, name: str, bounds: DimRange, derived: _Derived | None) -> None:
         """Make a variable of a symbol, or let it stand for one that has the name already."""
-        first = next((s for s, v in self._variables.items() if v.name == name), None)
-        if first is None:
-            self._variables[symbol] = tirx.Var(name, "int64")
-        elif first is not symbol:
+        first = next((s for s, (v, _) in self._quotients.items() if isinstance(v, tirx.Var) and v.name == name), None)
+        if first is not None and derived is None:
             self._one_of_name[symbol] = first
+        else:
+            variable = tirx.Var(name, "int64")
+            top, bottom = (0, 1) if derived is None else (derived.offset, derived.factor)
+            self._quotients[symbol] = (variable - top if top else variable, bottom)
+        bounds = bounds if derived is None else derived.extents(bounds)
         known = self.ranges.get(name, DimRange())
         ends = [b.maximum for b in (known, bounds) if b.maximum is not None]
         self.ranges[name] = DimRange(max(known.minimum, bounds.minimum), min(ends) if ends else None)
+
+    def _use(self, conditions: Iterable[torch.SymBool]) -> None:
+        """Simplify by conditions that have to hold."""
+        equalities = [e for e in dict.fromkeys(self._named(_expression(c)) for c in conditions)
+                      if isinstance(e, sympy.Eq)]
+        for symbol, (variable, bottom) in list(self._quotients.items()):
+            factor = multiple_by(symbol, equalities) if bottom == 1 else 1
+            if factor > 1:
+                part = sympy.Symbol(f"{symbol}_by_{factor}", integer=True, positive=True)
+                self._multiples[symbol] = factor * part
+                self._quotients[part] = (variable, factor)
+        for equality in equalities:
+            sides = sorted(self._replaced(equality).args, key=lambda e: e.count_ops())
+            if len(sides) == 2 and not sides[1].is_Atom:
+                self._equal.setdefault(sides[1], sides[0])
 
     def dim(self, value: int | torch.SymInt | sympy.Expr) -> Dim:
         """An extent of PyTorch's as one of the normal form."""
@@ -94,7 +113,7 @@ class Symbols:
             return value
         expr = _expression(value)
         if expr not in self._known:
-            self._known[expr] = whole(self._replaced(expr), self._variable)
+            self._known[expr] = whole(self._replaced(expr), self._quotient)
         return self._known[expr]
 
     def dims(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
@@ -103,7 +122,7 @@ class Symbols:
 
     def scalar(self, builder: GraphBuilder, name: str, value: torch.SymFloat) -> float | Expr:
         """A floating point number that PyTorch computes from extents."""
-        return float_scalar(builder, name, self._replaced(_expression(value)), self._variable)
+        return float_scalar(builder, name, self._replaced(_expression(value)), self._quotient)
 
     def truth(self, value: bool | torch.SymBool) -> bool | None:
         """A condition on extents where it holds always or never; else None."""
@@ -116,17 +135,15 @@ class Symbols:
         """What has to hold of the inputs' extents: their ranges, and conditions that PyTorch took for granted, each of
         a layer. Conditions that only tell an extent from another (``s != 2``) decide how PyTorch lays out memory,
         and are none."""
-        found = {}
-        for variable in self._variables.values():
-            own = self.ranges[variable.name]
-            found.update(_required(">=", variable, own.minimum, variable.name))
-            found.update(_required(">=", own.maximum, variable, variable.name) if own.maximum is not None else {})
-        for derived in self._derived.values():
-            if derived.plain in self._variables:
-                rest = self.dim(sympy.Mod(derived.plain - derived.offset, derived.factor))
-                found.update(_required("==", rest, 0, derived.plain.name))
+        found: dict[str, Requirement] = {}
+        for top, bottom in self._quotients.values():
+            found.update(_required("==", simplified(tirx.floormod(top, bottom)), 0, "forward") if bottom != 1 else {})
+            own = self.ranges[top.name] if isinstance(top, tirx.Var) else DimRange()
+            found.update(_required(">=", top, own.minimum, "forward"))
+            found.update(_required(">=", own.maximum, top, "forward") if own.maximum is not None else {})
         for condition, layer in conditions:
-            found.update(self._required_by(self._replaced(_expression(condition)), layer))
+            expr = self._named(_expression(condition)).xreplace(self._multiples)
+            found.update(self._required_by(expr, layer))
         return tuple(found.values())
 
     def _required_by(self, condition: sympy.Basic, layer: str) -> dict[str, Requirement]:
@@ -137,22 +154,28 @@ class Symbols:
             return {}
         relation, left, right = sides(condition)
         try:
-            return _required(relation, whole(left, self._variable), whole(right, self._variable), layer)
+            return _required(relation, whole(left, self._quotient), whole(right, self._quotient), layer)
         except UnsupportedOperatorError:
             return {}
 
-    def _replaced(self, expr: sympy.Expr) -> sympy.Expr:
-        """``expr`` over the symbols that have variables, with fixed ones as numbers."""
-        for replacement in ({s: d.expression for s, d in self._derived.items()}, self._one_of_name, self._numbers):
+    def _named(self, expr: sympy.Basic) -> Any:
+        """``expr`` with one symbol for every name, and fixed ones as numbers."""
+        for replacement in (self._one_of_name, self._numbers):
             expr = expr.xreplace(replacement) if replacement else expr
         return expr
 
-    def _variable(self, symbol: sympy.Symbol) -> tirx.Var:
-        if symbol not in self._variables:
+    def _replaced(self, expr: sympy.Basic) -> Any:
+        """``expr`` in its simplest form under the conditions of the program."""
+        expr = self._named(expr)
+        expr = expr.xreplace(self._multiples) if self._multiples else expr
+        return expr.xreplace(self._equal) if self._equal else expr
+
+    def _quotient(self, symbol: sympy.Symbol) -> Quotient:
+        if symbol not in self._quotients:
             raise UnsupportedOperatorError(
                 "the extent of a result depends on the values in a tensor", found=str(symbol),
                 hint="give the result a fixed size, for example with a mask in place of a selection")
-        return self._variables[symbol]
+        return self._quotients[symbol]
 
 
 # The sides of a relation as (relation, left, right) of a requirement.

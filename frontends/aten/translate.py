@@ -28,6 +28,7 @@ from ...ir import (
     without_dead_code,
 )
 from ..model import ImportedModel
+from .conditions import condition_of
 from .context import UNAVAILABLE, UNDECIDED, Context, Value, is_variable, shape, to_numpy
 from .graph import IGNORED, SHAPE_QUERIES, dependent_nodes, handler_of, packet_name
 from .inputs import bind_inputs, hints_of, single
@@ -152,8 +153,8 @@ class Translator:
 
     def _keep_condition(self, node: Node) -> None:
         """Remember what the program checks about its inputs' extents."""
-        condition = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
-        if isinstance(condition, torch.SymBool):
+        condition = condition_of(node)
+        if condition is not None:
             self._conditions.append((condition, self._names.of(node)))
 
     def _item(self, node: Node, values: Value, position: Any) -> Value:
