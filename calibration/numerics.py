@@ -246,6 +246,9 @@ class _Anchor:
             return evaluate_tensor(self.call, operands, name, self.program.extents), 1, None
         return (self._batched(), 1, None) if kind == "batched_matmul" else self._integer()
 
+    def _evaluate(self, args: Sequence[torch.Tensor]) -> torch.Tensor:
+        return evaluate_tensor(self.call, args, self.program.group.name, self.program.extents)
+
     def _rounded(self, expr: Expr) -> torch.Tensor:
         real = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
         return round_to(real, self.precision)
@@ -276,7 +279,7 @@ class _Anchor:
     def _exactly(self, a: torch.Tensor, b: torch.Tensor, bound: float) -> torch.Tensor:
         if bound >= _EXACT_IN_FLOAT32:
             a, b = a.double(), b.double()
-        return self._evaluate([a, b]).double()
+        return evaluate_tensor(self.call, [a, b], self.program.group.name, self.program.extents).double()
 
     def _integer(self) -> tuple[torch.Tensor, int, torch.Tensor | None]:
         """``acc * scale + offset`` with the accumulator of a kernel whose padding holds the zero point."""
