@@ -18,7 +18,7 @@ _WIDTHS = {"bool": 1, "bfloat16": 2, "float32": 4}
 
 
 def peak_bytes(main: relax.Function, extents: Mapping[str, int]) -> int:
-    """Bytes of the tensors of ``main`` that are alive at once, at most, at these extents of symbols; inputs always are."""
+    """Bytes of the tensors of ``main`` that are alive at once, at most, with inputs, at these extents of symbols."""
     last: dict[relax.Var, int] = {}
     bindings, inputs = op_bindings(main), set(main.params)
     for i, binding in enumerate(bindings):
