@@ -7,7 +7,7 @@ is known on the way, symbols apart, and evaluated at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from .onnx_reading import (
     label_of,
     opset_versions,
     read_model,
+    reads_of,
     sorted_nodes,
 )
 from .onnx_scope import UNKNOWN, Place, Result, Scope, Unknown
@@ -81,7 +82,8 @@ def _translated(source: OnnxModel, signature: Signature) -> ImportedModel:
     scope = Scope({v.name: v for v in signature.variables} | signature.values,
                    {t.name: t for t in source.proto.graph.initializer},
                    types={v.name: type_name(v.type.tensor_type.elem_type) for v in source.proto.graph.input})
-    importer.run(source.proto.graph.node, Place(scope, source.opsets, None))
+    importer.run(source.proto.graph.node, Place(scope, source.opsets, None),
+                 [o.name for o in source.proto.graph.output])
     importer.raise_unsupported()
     names = [o.name for o in source.proto.graph.output]
     if not names:
@@ -139,20 +141,20 @@ class _Importer:
             place = place.parent
         raise ImportModelError("a value is read that nothing produces", found=name)
 
-    def run(self, nodes: Sequence[onnx.NodeProto], place: Place) -> None:
-        """Translate ``nodes``."""
-        scope = place.scope
+    def run(self, nodes: Sequence[onnx.NodeProto], place: Place, results: Iterable[str]) -> None:
+        """Translate ``nodes``, whose ``results`` are read."""
+        scope, read = place.scope, set(results).union(*(reads_of(n) for n in nodes))
         for node in sorted_nodes(nodes):
-            results = self._results(node, place)
+            values = self._results(node, place, read)
             types = _result_types(node, place)
-            for output, value, declared in zip(node.output, results, types, strict=False):
+            for output, value, declared in zip(node.output, values, types, strict=False):
                 if output and isinstance(value, np.ndarray):
                     scope.types[output] = declared or str(value.dtype)
                     scope.values[output] = widened(value)
                 elif output:
                     scope.types[output], scope.values[output] = declared, value
 
-    def _results(self, node: onnx.NodeProto, place: Place) -> Sequence[Result]:
+    def _results(self, node: onnx.NodeProto, place: Place, read: Collection[str]) -> Sequence[Result]:
         label, key = self._label(node), (domain_of(node.domain), node.op_type)
         if key[0] not in place.opsets and key not in self.functions:
             raise ImportModelError("a node's operator domain has no version in the model", layer=label,
@@ -166,7 +168,7 @@ class _Importer:
         try:
             results = self._translate(node, place, OnnxNode(
                 op=node.op_type, domain=key[0], opset=place.opsets.get(key[0], 1),
-                name=place.name or self.names.of(node), label=label, inputs=tuple(known), outputs=tuple(node.output),
+                name=place.name or self.names.of(node), label=label, inputs=tuple(known), outputs=_outputs(node, read),
                 attributes=attributes_of(node, self.folder), builder=self.builder, requirements=self.requirements,
                 declared=tuple(place.scope.declared(n) if n else None for n in node.input)))
         except UnsupportedOperatorError as error:
@@ -177,7 +179,7 @@ class _Importer:
         except Exception as error:  # TVM's type inference raises its own errors for operands that do not fit.
             first = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise ImportModelError(f"{node.op_type}: the operands do not fit", layer=label, found=first) from error
-        if len(results) < len(node.output) and any(node.output[len(results):]):
+        if any(name in read for name in node.output[len(results):]):
             raise ImportModelError(f"{node.op_type} has fewer results", layer=label, found=list(node.output),
                                    expected=len(results))
         return results
@@ -234,8 +236,9 @@ class _Importer:
         inner = Scope(dict(zip((v.name for v in graph.input), arguments, strict=False)),
                       {t.name: t for t in graph.initializer}, place.scope,
                       {v.name: type_name(v.type.tensor_type.elem_type) for v in graph.input})
-        self.run(graph.node, replace(place, scope=inner))
-        return [self.lookup(inner, o.name) for o in graph.output]
+        results = [o.name for o in graph.output]
+        self.run(graph.node, replace(place, scope=inner), results)
+        return [self.lookup(inner, name) for name in results]
 
     def _call(self, node: onnx.NodeProto, function: onnx.FunctionProto, resolved: OnnxNode) -> Sequence[Result]:
         """Translate the body of a function in place; all that it emits is named after the call."""
@@ -248,7 +251,7 @@ class _Importer:
         body = [with_arguments(n, node, function) for n in function.node]
         opsets = {"": onnx.defs.onnx_opset_version(), **opset_versions(function.opset_import)}
         outermost, self.caller = self.caller, self.caller or node
-        self.run(body, Place(scope, opsets, resolved.name))
+        self.run(body, Place(scope, opsets, resolved.name), function.output)
         self.caller = outermost
         wanted = zip(function.output, [*node.output, *[""] * len(function.output)], strict=False)
         return [self.lookup(scope, inner) if outer else None for inner, outer in wanted]
@@ -273,6 +276,12 @@ class _Importer:
         raise UnsupportedOperatorError("the model has operators that are not supported:\n" + "\n".join(lines),
                                        hint="; or ".join([*hints, "export these layers in another form, or leave them "
                                                                   "out of the model"]))
+
+
+def _outputs(node: onnx.NodeProto, read: Collection[str]) -> tuple[str, ...]:
+    """The names of a node's outputs, empty for those that nothing reads."""
+    count = max((i + 1 for i, name in enumerate(node.output) if name), default=0)
+    return tuple(name if name in read else "" for name in node.output[:count])
 
 
 def _result_types(node: onnx.NodeProto, place: Place) -> list[str | None]:

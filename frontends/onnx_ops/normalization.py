@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr
+from ...ir import Expr, dims_of
 from .. import emit
 from .broadcasting import shape_text
 from .elementwise import broadcast
@@ -14,17 +14,52 @@ from .node import MICROSOFT, OnnxNode, Results, operator
 
 @operator("BatchNormalization")
 def batch_normalization(node: OnnxNode) -> Results:
-    """A multiplication and an addition per channel, from the stored statistics."""
-    if node.attribute("training_mode", 0) or any(node.outputs[1:]):
-        raise node.unsupported("in training mode")
-    gamma, beta, mean, variance = (node.known(i, "a statistic") for i in range(1, 5))
+    """A multiplication and an addition per channel, from the stored statistics or, in training mode, the batch's.
+
+    Up to opset 13 further outputs ask for training mode.
+    """
     if node.rank(0) < 2:
         raise node.fault("the input has no channels", found=shape_text(node.dims(0)))
     channels = node.numbers(node.dims(0)[1:2], "the input's channels")
-    if any(a.shape != channels for a in (gamma, beta, mean, variance)):
-        raise node.fault("the statistics do not fit the channels", found=gamma.shape, expected=channels)
+    if any(node.dims(i) != channels for i in range(1, 5)):
+        raise node.fault("the statistics do not fit the channels", found=shape_text(node.dims(1)), expected=channels)
+    epsilon = float(node.attribute("epsilon", 1e-5))
+    if node.attribute("training_mode", 0) or (node.opset < 14 and len(node.outputs) > 1):
+        return _by_batch(node, epsilon)
+    if not all(node.is_known(i) for i in range(1, 5)):
+        return _standardized(node, node.expr(3), node.expr(4), epsilon)
+    gamma, beta, mean, variance = (node.known(i, "a statistic") for i in range(1, 5))
     return emit.batch_norm(node.builder, node.name, node.expr(0), gamma=gamma, beta=beta, mean=mean,
-                           variance=variance, epsilon=float(node.attribute("epsilon", 1e-5)))
+                           variance=variance, epsilon=epsilon)
+
+
+def _standardized(node: OnnxNode, mean: Expr, variance: Expr, epsilon: float) -> relax.Var:
+    """``(x - mean) · scale + bias`` with the scale divided by the deviation, all per channel."""
+    spatial = [1] * (node.rank(0) - 2)
+    stable = node.emit(relax.op.add(variance, node.constant(np.float32(epsilon))), "scale")
+    scale = node.emit(relax.op.divide(node.expr(1), node.emit(relax.op.sqrt(stable), "scale")), "scale")
+    mean, scale, bias = (node.emit(relax.op.reshape(v, (*dims_of(v), *spatial)), part)
+                         for v, part in ((mean, "mean"), (scale, "scale"), (node.expr(2), "bias")))
+    centred = node.emit(relax.op.subtract(node.expr(0), mean), "centred")
+    return node.emit(relax.op.add(node.emit(relax.op.multiply(centred, scale)), bias))
+
+
+def _by_batch(node: OnnxNode, epsilon: float) -> Results:
+    """By the batch's own statistics; the other outputs are those statistics, mixed into the stored ones."""
+    momentum, axes = float(node.attribute("momentum", 0.9)), [a for a in range(node.rank(0)) if a != 1]
+    mean = node.emit(relax.op.mean(node.expr(0), axes, True), "mean")
+    centred = node.emit(relax.op.subtract(node.expr(0), mean), "centred")
+    variance = node.emit(relax.op.mean(node.emit(relax.op.multiply(centred, centred), "variance"), axes), "variance")
+    mean = node.emit(relax.op.reshape(mean, dims_of(variance)), "mean")
+    result = _standardized(node, mean, variance, epsilon)
+    running = []
+    for own, index, part in ((mean, 3, "mean"), (variance, 4, "variance")):
+        old = node.emit(relax.op.multiply(node.expr(index), node.constant(np.float32(momentum))), f"running.{part}")
+        new = node.emit(relax.op.multiply(own, node.constant(np.float32(1 - momentum))), f"running.{part}")
+        running.append(node.emit(relax.op.add(old, new), f"running.{part}"))
+    if any(node.outputs[3:]):
+        raise node.unsupported("with saved statistics as outputs")
+    return result, *running
 
 
 @operator("LayerNormalization")

@@ -64,14 +64,17 @@ def expected(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np
     return session.run(None, dict(feeds))
 
 
-def agrees(proto: onnx.ModelProto, *feeds: Mapping[str, np.ndarray], terms: int = 1,
+def agrees(proto: onnx.ModelProto, *feeds: Mapping[str, np.ndarray], terms: int = 1, least: float = 0.0,
            dims: Mapping[str, int] | None = None) -> ImportedModel:
-    """Import once; for all feeds both programs agree to the rounding of sums of ``terms`` products."""
+    """Import once; for all feeds both programs agree to the rounding of sums of ``terms`` products.
+
+    Errors are relative to the largest result, or to ``least`` where that is larger.
+    """
     imported = import_onnx(proto, dims=dims)
     VerifyNormalForm()(imported.mod)
     for feed in feeds:
         for got, want in zip(computed(imported, feed), expected(proto, feed), strict=True):
             assert got.shape == want.shape and got.dtype == want.dtype
-            scale = float(np.abs(want).max()) if want.size and want.dtype.kind == "f" else 0.0
+            scale = max(float(np.abs(want).max()), least) if want.size and want.dtype.kind == "f" else 0.0
             np.testing.assert_allclose(got, want, rtol=0, atol=EPS * terms * scale)
     return imported
