@@ -75,6 +75,7 @@ def main() -> None:
 @click.option("--relative", is_flag=True, help="the budget is a share of the FP32 metric")
 @click.option("--confidence", type=float, default=0.95, show_default=True)
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "int8"]), help="force one precision")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=EXTENT", help="fix a symbolic dim; may be given repeatedly")
 @click.option("--threads", type=click.IntRange(1), help="threads of the program (default: every core)")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="where the program is saved")
@@ -89,6 +90,7 @@ def compile_command(
     relative: bool,
     confidence: float,
     precision: str | None,
+    dims: tuple[str, ...],
     threads: int | None,
     seed: int,
     output: Path,
@@ -123,6 +125,7 @@ def compile_command(
                 data=data if budget is None else None,
                 precision=precision,
                 metric=metric if budget is None else None,
+                dims=_read_dims(dims),
                 num_threads=threads,
                 seed=seed,
                 progress=bars or progress_module.silent,
@@ -182,6 +185,15 @@ def inspect(file: Path, stage: str | None, form: str, source: str | None, layer:
     if shown is None:
         raise ProgramError(f"the program has no stage {stage!r}", expected=", ".join(s.name for s in program.stages))
     click.echo({"text": lambda: shown.text, "dot": shown.to_dot, "json": shown.to_json}[form]())
+
+
+def _read_dims(given: tuple[str, ...]) -> dict[str, int]:
+    """The extents by name of options like ``batch=1``."""
+    pairs = {name: text for name, _, text in (entry.partition("=") for entry in given)}
+    wrong = [f"{name}={text}" for name, text in pairs.items() if not name or not text.isdecimal()]
+    if wrong:
+        raise ImportModelError("--dim wants a name and an extent", found=", ".join(wrong), expected="--dim batch=1")
+    return {name: int(text) for name, text in pairs.items()}
 
 
 @cli.command()

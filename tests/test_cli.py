@@ -202,6 +202,7 @@ def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, tm
     ((), {"budget": None, "precision": None, "metric": None}),
     (("--precision", "int8", "--metric", "top1"), {"budget": None, "precision": "int8", "metric": "top1"}),
     (("--max-drop", "0.1", "--metric", "top1", "--seed", "3"), {"budget": 0.1, "metric": None, "num_threads": None}),
+    (("--dim", "batch=1", "--dim", "width=64"), {"dims": {"batch": 1, "width": 64}}),
 ])
 def test_options_reach_compile(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path,
                                options: tuple[str, ...], expected: dict[str, Any]) -> None:
@@ -216,6 +217,12 @@ def test_options_reach_compile(run: Run, monkeypatch: pytest.MonkeyPatch, folder
     run("compile", folder / "net.onnx", "--data", folder / "data.npz", *options, "-o", tmp_path / "p")
     assert {k: seen[k] for k in expected} == expected
     assert seen["labels"].shape == (SAMPLES,)
+
+
+@pytest.mark.parametrize("dim", ["batch", "batch=", "=3", "batch=-1", "batch=two"])
+def test_a_dim_that_is_no_dim(run: Run, folder: Path, tmp_path: Path, dim: str) -> None:
+    outcome = run("compile", folder / "net.onnx", "--dim", dim, "-o", tmp_path / "p")
+    assert outcome.code == 2 and "--dim wants a name and an extent" in outcome.err
 
 
 def test_a_model_of_a_function_in_the_current_folder(
