@@ -34,13 +34,14 @@ def estimate_corrections(
                 and all(p.group.inputs[i] in qparams for i in p.group.exact_inputs)]
     totals: dict[str, torch.Tensor] = {}
     for done, sample in enumerate(samples, 1):
-        values = evaluator.run(sample)
+        evaluation = evaluator.evaluate(sample)
+        values = evaluation.values
         for program in programs:
             group = program.group
             exact = [as_stored(values[name]) for name in group.inputs]
             stored = [Stored.of(values[name], Storage("uint8", qparams[name])) if i in group.exact_inputs else exact[i]
                       for i, name in enumerate(group.inputs)]
-            error = program.anchor_error(exact, stored, Precision.INT8, per_channel=per_channel)
+            error = program.at(evaluation.extents).anchor_error(exact, stored, Precision.INT8, per_channel=per_channel)
             totals[group.name] = totals.get(group.name, torch.zeros(())) + error.double()
         if progress is not None:
             progress(done, len(samples))
