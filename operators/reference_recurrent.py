@@ -34,9 +34,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
 
 def _layer(args: Sequence[Any], call: relax.Call) -> tuple[torch.Tensor, ...]:
     form = recurrence_of(call)
-    tensors = dict(zip(operands_of(call), args, strict=True))
-    shared = {name: tensors.pop(name) for name in ("x", "lengths") if name in tensors}
-    results = [_direction(form, d, {**shared, **{name: t[d] for name, t in tensors.items()}})
+    tensors: dict[str, torch.Tensor] = dict(zip(operands_of(call), args, strict=True))
+    results = [_direction(form, d, {name: t if name in ("x", "lengths") else t[d] for name, t in tensors.items()})
                for d in range(form.directions)]
     states, hidden, cells = (list(values) for values in zip(*results, strict=True))
     outputs = (torch.stack(states, dim=1), torch.stack(hidden), torch.stack(cells))

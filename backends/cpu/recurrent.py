@@ -60,7 +60,7 @@ class _Sizes:
 
     @property
     def chunk(self) -> int:
-        return min(_CHUNK, self.steps) if isinstance(self.steps, int) else _CHUNK
+        return max(1, min(_CHUNK, self.steps)) if isinstance(self.steps, int) else _CHUNK
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _sizes_of(form: Recurrence, operands: Mapping[str, Expr], loops: Loops) -> _
 def _packings(form: Recurrence, s: _Sizes) -> dict[str, Packing]:
     """How every packed operand is laid out; biases are packed as the sums' first values, one vector a slot."""
     gates = [g * s.hidden for g in range(form.gates)]
-    biases = [(g, form.gates * s.hidden + g) for g in gates]
+    biases: list[tuple[int, ...]] = [(g, form.gates * s.hidden + g) for g in gates]
     if slots_of(form) > form.gates:
         biases[2:] = [(biases[2][0],), (biases[2][1],)]
     rows, lanes, directions = form.gates * s.hidden, s.lanes, form.directions
@@ -165,7 +165,8 @@ def _emit(layer: _Layer) -> None:
     outer, inner = (single, layer.loops) if layer.loops.typically(tasks) == 1 else (layer.loops, single)
     layer = replace(layer, loops=inner)
     with task_loop(tasks, work, outer) as task:
-        direction, tile = T.floordiv(task, tiles), bind("tile", T.floormod(task, tiles))
+        each = max(tiles, 1) if isinstance(tiles, int) else tiles
+        direction, tile = T.floordiv(task, each), bind("tile", T.floormod(task, each))
         if tail == 0:
             _emit_directions(layer, direction, tile * s.tile, s.tile)
         else:
@@ -225,14 +226,22 @@ def _initial_states(task: _Task) -> States:
     buffers = {name: T.alloc_buffer((task.samples * width,), "float32") for name, width in widths.items()}
     for name, width in widths.items():
         fill_run(buffers[name], 0, 0, task.samples * width)
-        if name in layer.tensors:
-            extent = s.state if name == "h0" else s.hidden
+        if name in layer.tensors and "lengths" in layer.tensors:
             with T.If(task.length > 0), T.Then():
-                for i in range(task.samples):
-                    source = (task.direction * s.batch + task.first + i) * extent
-                    copy_run(buffers[name], i * width, layer.tensors[name], source, extent)
+                _read(task, name, buffers[name], width)
+        elif name in layer.tensors:
+            _read(task, name, buffers[name], width)
     scratch = T.alloc_buffer((task.samples * widths["c0"],), "float32")
     return States(task.samples, buffers["h0"], buffers["c0"], scratch)
+
+
+def _read(task: _Task, name: str, state: tirx.Buffer, width: int) -> None:
+    """Copy the tile's first states [directions, batch, units] to rows of ``width``."""
+    s = task.layer.sizes
+    extent = s.state if name == "h0" else s.hidden
+    for i in range(task.samples):
+        source = (task.direction * s.batch + task.first + i) * extent
+        copy_run(state, i * width, task.layer.tensors[name], source, extent)
 
 
 def _input_products(task: _Task, sums: tirx.Buffer, begin: Index, count: Index, together: int) -> None:

@@ -35,6 +35,10 @@ ACTIVATIONS = ("affine", "elu", "hardsigmoid", "leakyrelu", "relu", "scaledtanh"
                "tanh", "thresholdedrelu")
 
 
+def name_of(form: Recurrence) -> str:
+    return f"{form.cell}{form.directions}"
+
+
 def arrays_of(form: Recurrence, sizes: tuple[int, int, int, int], has: Collection[str],
               lengths: Sequence[int] | None = None, state: int | None = None) -> dict[str, np.ndarray]:
     """Random operands for (steps, batch, inputs, hidden): x, w, r and those named in ``has``. The weights of a state's
@@ -94,7 +98,7 @@ def compare(request: KernelRequest, found: list[np.ndarray], arrays: dict[str, n
         assert np.max(np.abs(got - expected.numpy()), initial=0) <= bound
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.cell}{f.directions}")
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
 def test_forms(form: Recurrence) -> None:
     check(form, (18, 5, 7, 20))
     check(form, (5, 3, 7, 9), (), constants=(), lengths=(5, 0, 3))
@@ -116,28 +120,35 @@ def test_threads_share_the_products_of_a_single_task() -> None:
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("form", [LSTM, Recurrence("gru", 2, linear_before_reset=True), RNN], ids=lambda f: f"{f.cell}{f.directions}")
+@pytest.mark.parametrize("form", [LSTM, Recurrence("gru", 2, linear_before_reset=True), RNN], ids=name_of)
 def test_vectors_of_eight(form: Recurrence) -> None:
     check(form, (6, 5, 7, 20), target=Target("haswell", 2))
 
 
-@pytest.mark.parametrize("state", [None, 5, 17])
+@pytest.mark.parametrize("state", [None, 17])
 def test_peepholes_and_projection(state: int | None) -> None:
     check(LSTM, (6, 5, 7, 20), ("b", "h0", "c0", "peepholes"), state=state)
     check(Recurrence("lstm", 2), (6, 2, 7, 20), ("peepholes",), state=state, constants=("w",))
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name: str) -> None:
-    check(Recurrence("rnn", 1, (Activation(name, 0.4, 0.3),)), (3, 2, 7, 9))
+@pytest.mark.parametrize("names", [ACTIVATIONS[:6], ACTIVATIONS[5:]])
+def test_activations(names: tuple[str, ...]) -> None:
+    """Six at once: those of two directions."""
+    check(Recurrence("lstm", 2, tuple(Activation(name, 0.4, 0.3) for name in names)), (3, 2, 7, 9))
 
 
 def test_states_and_input_may_be_constants() -> None:
     check(LSTM, (4, 2, 7, 20), constants=("x", "h0", "w"))
 
 
+@pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (3, 2, 0, 5)])
+def test_sequences_samples_or_features_may_be_missing(sizes: tuple[int, int, int, int]) -> None:
+    for form in (LSTM, Recurrence("gru", 2)):
+        check(form, sizes)
+
+
 @pytest.mark.parametrize("typical", [1, 8])
-@pytest.mark.parametrize("form", [Recurrence("lstm", 2), Recurrence("gru", linear_before_reset=True), RNN], ids=lambda f: f"{f.cell}{f.directions}")
+@pytest.mark.parametrize("form", [Recurrence("lstm", 2), Recurrence("gru", linear_before_reset=True), RNN], ids=name_of)
 def test_symbolic_steps_and_batch(form: Recurrence, typical: int) -> None:
     """One kernel for every number of steps and samples, whatever it was made for."""
     symbols = {0: tirx.Var("steps", "int64"), 1: tirx.Var("batch", "int64")}
