@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -17,16 +17,16 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import PlanError, UnsupportedOperatorError, VerificationError
-from ...ir import Constant, constant_value, shape_of
+from ...ir import Constant, Dim, constant_value, dims_of, equal_dims, simplified
 from ...precision import BFLOAT16, FLOAT32, Precision, Storage
 from ..target import Capabilities
-from .epilogue import Epilogue, Position, row_index
+from .epilogue import Epilogue, Position, is_one, row_index
 from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import Block, Left, Reduction, by_kind, emit_tile
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
-from .tiling import Columns, Product, choose
+from .tiling import Columns, Product, ceil_div, choose
 from .vector_math import Vector, bound, exp, fma, larger, splat
 from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store
 
@@ -41,31 +41,39 @@ class AttentionShape:
     causal : None, or by how much the last key that a query sees is ahead of the query's index.
     """
 
-    batch: int
-    heads: int
-    queries: int
-    keys: int
+    batch: Dim
+    heads: Dim
+    queries: Dim
+    keys: Dim
     depth: int
     width: int
     scale: float
-    causal: int | None
+    causal: Dim | None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all extents are known."""
+        return all(isinstance(d, int) for d in (self.batch, self.heads, self.queries, self.keys))
 
     @classmethod
     def of(cls, call: tvm.ir.Expr, layer: str) -> AttentionShape:
         """The shape of a relax.nn.attention(_bias) call; errors name the layer."""
-        query, key, value = (shape_of(a) for a in call.args[:3])
+        query, key, value = (dims_of(a) for a in call.args[:3])
         batch, queries, heads, depth = query
         keys, width = key[1], value[3]
-        if key != (batch, keys, heads, depth) or value != (batch, keys, heads, width):
+        if not (equal_dims(key, (batch, keys, heads, depth)) and equal_dims(value, (batch, keys, heads, width))):
             raise VerificationError("query, key and value of an attention do not fit", layer=layer,
                                     found=(query, key, value), expected="[batch, sequence, heads, head size]")
+        if not (isinstance(depth, int) and isinstance(width, int)):
+            raise UnsupportedOperatorError("attention has no kernel for heads of a symbolic size", layer=layer,
+                                           found=(depth, width), expected="numbers", hint="fix the dim with dims=")
         attrs = call.attrs
         if attrs.window_size is not None:
             raise UnsupportedOperatorError("attention in a sliding window has no kernel", layer=layer,
                                            hint="write the window as a bias")
         scale = 1.0 / math.sqrt(depth) if attrs.scale is None else float(attrs.scale)
         mask = None if attrs.causal_mask is None else str(attrs.causal_mask)
-        causal = {None: None, "TopLeft": 0, "BottomRight": keys - queries}[mask]
+        causal = {None: None, "TopLeft": 0, "BottomRight": simplified(keys - queries)}[mask]
         return cls(batch, heads, queries, keys, depth, width, scale, causal)
 
 
@@ -74,7 +82,7 @@ class _Bias:
     """What is added to the scores: a flat buffer of a tensor of ``shape``, which broadcasts to all scores."""
 
     view: tirx.Buffer
-    shape: tuple[int, int, int, int]
+    shape: tuple[Dim, Dim, Dim, Dim]
     storage: Storage
 
 
@@ -96,43 +104,61 @@ class Attention:
     epilogue: Epilogue
 
     @property
-    def pitch(self) -> int:
+    def pitch(self) -> Dim:
         """Elements of a row of scores, whole vectors."""
-        return -(-self.shape.keys // self.unit.lanes) * self.unit.lanes
+        return ceil_div(self.shape.keys, self.unit.lanes) * self.unit.lanes
 
     @property
     def key_steps(self) -> int:
         return -(-self.shape.depth // self.unit.depth)
 
     @property
-    def value_steps(self) -> int:
-        return -(-self.shape.keys // self.unit.depth)
+    def value_steps(self) -> Dim:
+        return ceil_div(self.shape.keys, self.unit.depth)
 
     def emit(self, sources: Sequence[tirx.Buffer], bias: _Bias | None, threads: int) -> None:
         """Emit the parallel loop over heads; ``sources`` are query, key and value."""
         shape, unit = self.shape, self.unit
         units = shape.batch * shape.heads * self.parts
-        tasks, tiles = min(threads, units), -(-shape.queries // self.rows)
+        tasks = min(threads, self.epilogue.request.typically(units))
+        tiles = ceil_div(shape.queries, self.rows)
         with T.parallel(tasks) as task:
             named("task", task)
-            sizes = (self.key_steps * self._vectors(self.scores), self.value_steps * self._vectors(self.values))
+            sizes = (self.key_steps * self.scores.count, self.value_steps * self.values.count)
             keys, values = (named(name, T.alloc_buffer((size * unit.panel,), unit.weight))
                             for name, size in zip(("keys", "values"), sizes, strict=True))
             with span("item", task * units // tasks, (task + 1) * units // tasks) as item:
                 part, head = item % self.parts, bind("head", item // self.parts)
                 self._emit_pack(sources, head, keys, values)
-                with span("tile", part * tiles // self.parts, (part + 1) * tiles // self.parts) as tile:
-                    query = bind("query", T.min(tile * self.rows, shape.queries - self.rows))
-                    scores = named("scores", T.alloc_buffer((self.rows * self.pitch,), "float32"))
-                    self._emit_scores(sources[0], keys, scores, head, query, bias)
-                    probabilities = self._emit_softmax(scores)
-                    self._emit_values(probabilities, values, head, query)
+                operands = sources[0], keys, values
+                self._emit_queries((part * tiles // self.parts, (part + 1) * tiles // self.parts),
+                                   lambda emitter, tiles: emitter._emit_tiles(operands, bias, head, tiles))
 
-    @staticmethod
-    def _vectors(columns: Columns) -> int:
-        return columns.vectors * columns.full + columns.tail
+    def _emit_queries(self, tiles: tuple[Index, Index],
+                      body: Callable[[Attention, tuple[Index, Index]], None]) -> None:
+        """Emit ``body(emitter, tiles)``, by single queries where running tells that there are fewer than in a tile."""
+        queries, rows = self.shape.queries, self.rows
+        if isinstance(queries, int) or rows == 1:
+            body(self, tiles)
+            return
+        with T.If(queries >= rows):
+            with T.Then():
+                body(self, tiles)
+            with T.Else():
+                body(replace(self, rows=1), (tiles[0] * rows, T.min(tiles[1] * rows, queries)))
 
-    def _origin(self, head: Index, sequence: int, size: int) -> Index:
+    def _emit_tiles(self, operands: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer], bias: _Bias | None, head: Index,
+                    tiles: tuple[Index, Index]) -> None:
+        """Emit the loop over tiles of queries; the operands are the queries, and the head's packed keys and values."""
+        source, keys, values = operands
+        with span("tile", *tiles) as tile:
+            query = bind("query", T.min(tile * self.rows, self.shape.queries - self.rows))
+            scores = named("scores", T.alloc_buffer((self.rows * self.pitch,), "float32"))
+            self._emit_scores(source, keys, scores, head, query, bias)
+            probabilities = self._emit_softmax(scores)
+            self._emit_values(probabilities, values, head, query)
+
+    def _origin(self, head: Index, sequence: Dim, size: int) -> Index:
         """Where a head of q, k or v starts; ``head`` counts through the batch."""
         heads = self.shape.heads
         return head // heads * (sequence * heads * size) + head % heads * size
@@ -146,15 +172,15 @@ class Attention:
         self._emit_panels(self.scores, self.key_steps, keys, key, emit_pack_transposed)
         self._emit_panels(self.values, self.value_steps, values, value, emit_pack)
 
-    def _emit_panels(self, columns: Columns, steps: int, packed: tirx.Buffer, matrix: Matrix,
+    def _emit_panels(self, columns: Columns, steps: Dim, packed: tirx.Buffer, matrix: Matrix,
                      pack: Callable[[Arithmetic, Matrix, Index, Panel], None]) -> None:
         """Pack all column blocks of a head's keys or values."""
         with T.serial(columns.blocks) as block:
             named("block", block)
-            first = bind("first", block * (steps * columns.vectors * self.unit.panel))
-            column = bind("column", block * (columns.vectors * self.unit.lanes))
+            first = bind("first", columns.offset(block, steps * self.unit.panel))
+            column = bind("column", columns.offset(block, self.unit.lanes))
 
-            def body(vectors: int, last: int) -> None:
+            def body(vectors: int, last: Index) -> None:
                 pack(self.unit, matrix, column, Panel(packed, first, vectors, last))
 
             by_kind(columns, block, self.unit.lanes, body)
@@ -167,14 +193,14 @@ class Attention:
         left = Left(source, lambda row, count, group: bases, Reduction((), shape.depth))
         with T.serial(columns.blocks) as block:
             named("block", block)
-            first = bind("first", block * (self.key_steps * columns.vectors * unit.panel))
+            first = bind("first", columns.offset(block, self.key_steps * unit.panel))
 
-            def body(vectors: int, last: int) -> None:
+            def body(vectors: int, last: Index) -> None:
                 acc = emit_tile(unit, left, bases, Block(vectors, keys, first))
                 for i in range(self.rows):
                     for j in range(vectors):
                         valid = last if j == vectors - 1 else unit.lanes
-                        key = block * (columns.vectors * unit.lanes) + j * unit.lanes
+                        key = columns.offset(block, unit.lanes) + j * unit.lanes
                         value = self._score(load(acc[i][j], 0, unit.lanes), head, query + i, key, valid, bias)
                         store(scores, i * self.pitch + key, value, unit.lanes)
 
@@ -194,20 +220,24 @@ class Attention:
             copy_run(copied, i * pitch, source, base, shape.depth)
         return copied, [tirx.const(i * pitch, "int32") for i in range(self.rows)]
 
-    def _score(self, acc: Vector, head: Index, query: Index, key: Index, valid: int, bias: _Bias | None) -> Vector:
+    def _score(self, acc: Vector, head: Index, query: Index, key: Index, valid: Index,
+               bias: _Bias | None) -> Vector:
         lanes, shape = self.unit.lanes, self.shape
         score = acc * splat(shape.scale, lanes)
         if bias is not None:
             row = row_index(bias.shape[:3], (shape.batch, shape.heads, shape.queries), head * shape.queries + query)
-            if bias.shape[3] == 1:
+            if is_one(bias.shape[3]):
                 added = splat(load_float(bias.view, row, 1, 1, bias.storage), lanes)
             else:
                 added = load_float(bias.view, row * shape.keys + key, lanes, valid, bias.storage)
             score = fma(acc, splat(shape.scale, lanes), added)
         nothing = splat(-math.inf, lanes)
-        if valid < lanes:
+        if not (isinstance(valid, int) and valid == lanes):
             score = T.Select(T.ramp(0, 1, lanes) < splat(valid, lanes, "int32"), score, nothing)
-        if shape.causal is not None:
+        if shape.causal is not None and not shape.is_static:
+            ahead = bind("ahead", T.Cast("int32", query + shape.causal - key))
+            score = T.Select(T.ramp(0, 1, lanes) <= splat(ahead, lanes), score, nothing)
+        elif shape.causal is not None:
             seen = splat(query + shape.causal, lanes) if shape.causal else splat(query, lanes)
             score = T.Select(T.ramp(key, 1, lanes) <= seen, score, nothing)
         return score
@@ -221,9 +251,9 @@ class Attention:
             self._emit_softmax_rows(scores, result, [row * self.pitch for row in rows])
         return result
 
-    def _emit_softmax_rows(self, scores: tirx.Buffer, result: tirx.Buffer, starts: list[int]) -> None:
+    def _emit_softmax_rows(self, scores: tirx.Buffer, result: tirx.Buffer, starts: list[Dim]) -> None:
         """Softmax of the rows at ``starts``, side by side, so that one row's latencies hide behind the others."""
-        lanes, vectors = self.unit.lanes, self.pitch // self.unit.lanes
+        lanes, vectors = self.unit.lanes, ceil_div(self.shape.keys, self.unit.lanes)
         states = [named(f"state_{r}", T.alloc_buffer((lanes,), "float32")) for r in range(len(starts))]
         for state, at in zip(states, starts, strict=True):
             store(state, 0, load(scores, at, lanes), lanes)
@@ -253,19 +283,20 @@ class Attention:
     def _emit_values(self, probabilities: tirx.Buffer, values: tirx.Buffer, head: Index, query: Index) -> None:
         """Probabilities times values, through the epilogue."""
         shape, unit, columns = self.shape, self.unit, self.values
-        bases: list[Index] = [tirx.const(i * self.pitch, "int32") for i in range(self.rows)]
+        pitch = self.pitch
+        bases = [tirx.const(i * pitch, "int32") if isinstance(pitch, int) else i * pitch for i in range(self.rows)]
         left = Left(probabilities, lambda row, count, group: bases, Reduction((), shape.keys))
         with T.serial(columns.blocks) as block:
             named("block", block)
-            first = bind("first", block * (self.value_steps * columns.vectors * unit.panel))
+            first = bind("first", columns.offset(block, self.value_steps * unit.panel))
 
-            def body(vectors: int, last: int) -> None:
+            def body(vectors: int, last: Index) -> None:
                 acc = emit_tile(unit, left, bases, Block(vectors, values, first))
                 for i in range(self.rows):
                     row = (head // shape.heads * shape.queries + query + i) * shape.heads + head % shape.heads
                     for j in range(vectors):
                         valid = last if j == vectors - 1 else unit.lanes
-                        column = block * (columns.vectors * unit.lanes) + j * unit.lanes
+                        column = columns.offset(block, unit.lanes) + j * unit.lanes
                         self.epilogue.emit(load(acc[i][j], 0, unit.lanes), Position(row, column), valid)
 
             by_kind(columns, block, unit.lanes, body)
@@ -289,12 +320,13 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
     call = request.group.anchor.value
     shape = AttentionShape.of(call, request.group.name)
     unit = arithmetic(request.precision, capabilities)
-    schedule = choose(Product(shape.queries, shape.keys, -(-shape.depth // unit.depth)), unit, capabilities, 1)
+    product = Product(shape.queries, shape.keys, -(-shape.depth // unit.depth), typical=request.typical)
+    schedule = choose(product, unit, capabilities, 1)
     widest = max(1, (capabilities.registers - 1) // (schedule.rows + 1))
     values = Columns.cut(shape.width, min(widest, -(-shape.width // unit.lanes)), unit.lanes)
-    items = shape.batch * shape.heads
+    items = request.typically(shape.batch * shape.heads)
     split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
-    parts = min(split, -(-shape.queries // schedule.rows))
+    parts = min(split, -(-request.typically(shape.queries) // schedule.rows))
     epilogue = Epilogue(request, capabilities, request.group.anchor)
     emitter = Attention(shape, unit, schedule.rows, schedule.columns, values, parts, capabilities.features, epilogue)
     bias_argument = call.args[3] if len(call.args) > 3 else None
@@ -310,7 +342,7 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
             import_conversions(capabilities.features)
         emitter.emit(sources, _bias(request, bias_argument, parameters), threads)
 
-    macs = items * shape.queries * shape.keys * (shape.depth + shape.width)
+    macs = shape.batch * shape.heads * shape.queries * shape.keys * (shape.depth + shape.width)
     return build_kernel(request, unit, epilogue, constants, macs, emit)
 
 
@@ -318,7 +350,7 @@ def _bias(request: KernelRequest, argument: tvm.ir.Expr | None, parameters: Para
     """The view of an attention's bias: a parameter, or the kernel's first constant."""
     if argument is None:
         return None
-    shape = (1,) * (4 - len(shape_of(argument))) + shape_of(argument)
+    shape = (1,) * (4 - len(dims_of(argument))) + dims_of(argument)
     buffer, storage = parameters.constants[0] if isinstance(argument, Constant) else None, FLOAT32
     if buffer is None:
         index = input_index(request, argument)

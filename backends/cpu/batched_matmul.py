@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import VerificationError
-from ...ir import shape_of
+from ...ir import Dim, dims_of, product_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
-from .epilogue import Epilogue, Position, row_index
+from .epilogue import Epilogue, Position, is_one, row_index
 from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows
 from .microkernel import Block, Tasks, by_kind, emit_rows
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
-from .tiling import Product, choose
+from .tiling import Product, ceil_div, choose
 from .vector_math import Vector, splat
 from .vector_memory import Index, flat_view, load, store
 
@@ -28,23 +27,28 @@ from .vector_memory import Index, flat_view, load, store
 class BatchedShape:
     """Left [batch_left…, rows, depth] · right [batch_right…, depth, columns], broadcast to ``batch``."""
 
-    batch: tuple[int, ...]
-    batch_left: tuple[int, ...]
-    batch_right: tuple[int, ...]
-    rows: int
-    depth: int
-    columns: int
+    batch: tuple[Dim, ...]
+    batch_left: tuple[Dim, ...]
+    batch_right: tuple[Dim, ...]
+    rows: Dim
+    depth: Dim
+    columns: Dim
+
+    @property
+    def items(self) -> Dim:
+        """Products in all."""
+        return product_of(self.batch)
 
     @classmethod
-    def of(cls, left: tuple[int, ...], right: tuple[int, ...], layer: str) -> BatchedShape:
+    def of(cls, left: tuple[Dim, ...], right: tuple[Dim, ...], layer: str) -> BatchedShape:
         """The shape of a product; leading dimensions that the right side lacks become rows."""
         if len(left) < 2 or len(right) < 2:
             raise VerificationError("a product of two tensors needs matrices", layer=layer, found=(left, right))
-        if prod(right[:-2]) == 1:
-            return cls((1,), (1,), (1,), prod(left[:-1]), left[-1], right[-1])
+        if all(is_one(d) for d in right[:-2]):
+            return cls((1,), (1,), (1,), product_of(left[:-1]), left[-1], right[-1])
         rank = max(len(left), len(right)) - 2
         batches = [(1,) * (rank + 2 - len(s)) + s[:-2] for s in (left, right)]
-        batch = tuple(max(a, b) for a, b in zip(*batches, strict=True))
+        batch = tuple(b if is_one(a) else a for a, b in zip(*batches, strict=True))
         return cls(batch, batches[0], batches[1], left[-2], left[-1], right[-1])
 
 
@@ -74,8 +78,9 @@ class BatchedProduct:
     def emit(self, left: tirx.Buffer, right: tirx.Buffer, threads: int) -> None:
         """Emit the parallel loop over units."""
         schedule = self.tasks.schedule
-        units = prod(self.shape.batch) * schedule.row_tasks * schedule.column_tasks
-        count = min(threads, units)
+        parts = schedule.row_tasks * schedule.column_tasks
+        units = self.shape.items * parts
+        count = min(threads, self.epilogue.request.typically(self.shape.items) * parts)
         with T.parallel(count) as task:
             named("task", task)
             with span("unit", task * units // count, (task + 1) * units // count) as unit:
@@ -96,27 +101,27 @@ class BatchedProduct:
         first, last = self.tasks.rows_of((begin, end))
         first_row = bind("first_row", first)
         opened = rows.open(self.tasks, unit, left, 0)(first_row, last)
-        row_terms = self._emit_row_terms(left, origins[0], first_row)
+        row_terms = self._emit_row_terms(left, origins[0], first_row, last)
         matrix = Matrix(right, origins[1], shape.columns, shape.depth, shape.columns)
         columns = schedule.columns
-        widest = max(columns.vectors if columns.full else 0, columns.tail)
-        packed = named("packed", T.alloc_buffer((self.tasks.product.steps * widest * unit.panel,), unit.weight))
-        starts = named("starts", T.alloc_buffer((widest * unit.lanes,), "int32")) if self.zeros else None
+        width = columns.widest
+        packed = named("packed", T.alloc_buffer((self.tasks.product.steps * width * unit.panel,), unit.weight))
+        starts = named("starts", T.alloc_buffer((width * unit.lanes,), "int32")) if self.zeros else None
 
         start, stop = ((column_part + i) * columns.blocks // schedule.column_tasks for i in (0, 1))
         with span("block", start, stop) as block:
-            column = bind("column", block * (columns.vectors * unit.lanes))
+            column = bind("column", columns.offset(block, unit.lanes))
 
-            def body(vectors: int, last: int) -> None:
+            def body(vectors: int, valid: Index) -> None:
                 initial = (starts, 0) if starts is not None else None
-                emit_pack(unit, matrix, column, Panel(packed, 0, vectors, last), initial)
+                emit_pack(unit, matrix, column, Panel(packed, 0, vectors, valid), initial)
                 if starts is not None:
                     self._emit_starts(starts, vectors)
 
                 def finish(acc: Vector, row: Index, j: int) -> None:
-                    valid = last if j == vectors - 1 else unit.lanes
+                    lanes = valid if j == vectors - 1 else unit.lanes
                     value = self._value(acc, row_terms, row - first_row)
-                    self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), valid)
+                    self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), lanes)
 
                 emit_rows(unit, opened, schedule.rows, (begin, end), shape.rows,
                           Block(vectors, packed, 0, initial=initial), finish)
@@ -127,35 +132,47 @@ class BatchedProduct:
         """Turn the sums of the packed columns into what the accumulators start with."""
         assert self.zeros is not None
         lanes = self.unit.lanes
-        constant = splat(self.shape.depth * self.zeros.left * self.zeros.right, lanes, "int32")
+        product = self.shape.depth * self.zeros.left * self.zeros.right
+        constant = splat(product if isinstance(product, int) else T.Cast("int32", product), lanes, "int32")
         for j in range(vectors):
             total = load(starts, j * lanes, lanes)
             store(starts, j * lanes, constant - total * splat(self.zeros.left, lanes, "int32"), lanes)
 
-    def _emit_row_terms(self, left: tirx.Buffer, origin: Index, first_row: Index) -> tirx.Buffer | None:
+    def _height(self) -> Dim:
+        """Rows of the largest part."""
+        tasks = self.tasks
+        if not isinstance(self.shape.rows, int):
+            return ceil_div(tasks.tiles, tasks.schedule.row_tasks) * tasks.schedule.rows
+        return max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
+
+    def _emit_row_terms(self, left: tirx.Buffer, origin: Index, first_row: Index,
+                        last_row: Index) -> tirx.Buffer | None:
         """INT8: ``-zero point of the right side · sum of the row`` for every row of the part."""
         if self.zeros is None or self.zeros.right == 0:
             return None
         shape, unit = self.shape, self.unit
-        ranges = [self.tasks.row_range(p) for p in range(self.tasks.parts)]
-        height = max(last - first for first, last in ranges)
+        height = self._height()
         terms = named("row_terms", T.alloc_buffer((height,), "int32"))
-        full, rest = divmod(shape.depth, unit.panel)
-        with T.serial(T.min(height, shape.rows - first_row)) as row:
+        full, rest = shape.depth // unit.panel, shape.depth % unit.panel
+        count = T.min(height, shape.rows - first_row) if isinstance(shape.rows, int) else last_row - first_row
+        with T.serial(count) as row:
             named("row", row)
             total = named("total", T.alloc_buffer((unit.lanes,), "int32"))
             store(total, 0, splat(0, unit.lanes, "int32"), unit.lanes)
             at = bind("at", origin + (first_row + row) * shape.depth)
 
-            def add(begin: Index, valid: int) -> None:
+            def add(begin: Index, valid: Index) -> None:
                 elements = load(left, begin, unit.panel, valid)
                 ones = splat(tirx.const(1, "int8"), unit.panel)
                 store(total, 0, unit.multiply_add(load(total, 0, unit.lanes), elements, ones), unit.lanes)
 
-            if full:
+            if not (isinstance(full, int) and full == 0):
                 with T.serial(full) as k:
                     add(at + named("k", k) * unit.panel, unit.panel)
-            if rest:
+            if not isinstance(rest, int):
+                with T.If(rest > 0), T.Then():
+                    add(at + full * unit.panel, T.Cast("int32", rest))
+            elif rest:
                 add(at + full * unit.panel, rest)
             summed = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", load(total, 0, unit.lanes))
             T.buffer_store(terms, summed * tirx.const(-self.zeros.right, "int32"), [row])
@@ -173,11 +190,11 @@ class BatchedProduct:
 def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
     """The kernel of a batched_matmul group: [..., M, K] · [..., K, N], batches broadcast, with its epilogue."""
     call = request.group.anchor.value
-    shape = BatchedShape.of(shape_of(call.args[0]), shape_of(call.args[1]), request.group.name)
+    shape = BatchedShape.of(dims_of(call.args[0]), dims_of(call.args[1]), request.group.name)
     unit = arithmetic(request.precision, capabilities)
-    items = prod(shape.batch)
+    items = request.typically(shape.items)
     split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
-    product = Product(shape.rows, shape.columns, -(-shape.depth // unit.depth))
+    product = Product(shape.rows, shape.columns, ceil_div(shape.depth, unit.depth), typical=request.typical)
     tasks = Tasks(product, choose(product, unit, capabilities, split))
     sides = [input_index(request, call.args[i]) for i in (0, 1)]
     zeros = None
@@ -192,4 +209,5 @@ def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, thr
         left, right = (named(n, flat_view(parameters.inputs[i])) for n, i in zip(("left", "right"), sides, strict=True))
         emitter.emit(left, right, threads)
 
-    return build_kernel(request, unit, epilogue, (), items * shape.rows * shape.depth * shape.columns, emit)
+    macs = shape.items * shape.rows * shape.depth * shape.columns
+    return build_kernel(request, unit, epilogue, (), macs, emit)

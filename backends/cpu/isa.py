@@ -79,8 +79,8 @@ class Arithmetic:
         return self.lanes * self.depth
 
     def broadcast(self, source: tirx.Buffer, offset: Index, present: Index | None = None) -> Vector:
-        """``depth`` consecutive elements of the left side, in every lane. Only the first ``present`` are read (None: all);
-        what stands for the others must be multiplied by 0."""
+        """``depth`` consecutive elements of the left side, in every lane. Only the first ``present`` are read (None:
+        all); what stands for the others must be multiplied by 0."""
         if self.precision is Precision.FP32:
             return splat(source[offset], self.lanes, "float32")
         if present is None:

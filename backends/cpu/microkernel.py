@@ -252,13 +252,13 @@ class Tasks:
 
 def by_kind(columns: Columns, block: Index, lanes: int, body: Callable[[int, Index], None]) -> None:
     """Emit ``body(vectors, valid lanes of the last vector)`` for whole blocks and for the narrower last one."""
-    if not columns.is_static:
+    if columns.singles:
         with T.If(block < columns.full):
             with T.Then():
                 body(columns.vectors, lanes)
             with T.Else():
-                valid = T.Select(block < columns.blocks - 1, lanes, columns.last)
-                body(1, bind("valid", T.Cast("int32", valid)))
+                whole, last = tirx.const(lanes, "int32"), T.Cast("int32", columns.last)
+                body(1, bind("valid", T.Select(block < columns.blocks - 1, whole, last)))
     elif not columns.tail:
         body(columns.vectors, lanes)
     elif not columns.full:

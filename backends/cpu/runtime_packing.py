@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...ir import Dim
 from ...precision import Precision
 from .isa import Arithmetic, bind, named
 from .vector_math import Vector, splat, vector_type
@@ -26,7 +27,7 @@ class Panel:
     packed: tirx.Buffer
     first: Index
     vectors: int
-    last: int
+    last: Index
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Matrix:
 
     source: tirx.Buffer
     origin: Index
-    pitch: int
-    rows: int
-    columns: int
+    pitch: Dim
+    rows: Dim
+    columns: Dim
 
 
 def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
@@ -47,7 +48,7 @@ def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
     In INT8 the u8 elements become s8 by subtracting 128, and ``sums`` (buffer, offset) gets the sums of the packed
     columns. Rows beyond the end count as zero after packing.
     """
-    full, rest = divmod(right.rows, unit.depth)
+    full, rest = right.rows // unit.depth, right.rows % unit.depth
     width = panel.vectors * unit.panel
     totals = []
     if sums is not None:
@@ -55,11 +56,11 @@ def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
         for buffer in totals:
             store(buffer, 0, splat(0, unit.lanes, "int32"), unit.lanes)
 
-    def step(k: Index, present: int) -> None:
+    def step(k: Index, present: Index) -> None:
         for j in range(panel.vectors):
             valid = panel.last if j == panel.vectors - 1 else unit.lanes
             begin = right.origin + k * (unit.depth * right.pitch) + column + j * unit.lanes
-            rows = [load(right.source, begin + d * right.pitch, unit.lanes, valid) for d in range(present)]
+            rows = _rows(unit, right, begin, valid, present)
             vector = bind("packed_vector", _interleaved(unit, rows))
             store(panel.packed, panel.first + k * width + j * unit.panel, vector, unit.panel)
             if sums is not None:
@@ -67,13 +68,30 @@ def emit_pack(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
                 total = unit.multiply_add(load(totals[j], 0, unit.lanes), ones, vector)
                 store(totals[j], 0, total, unit.lanes)
 
-    if full:
+    if not (isinstance(full, int) and full == 0):
         with T.serial(full) as k:
             step(named("k", k), unit.depth)
-    if rest:
-        step(full, rest)
+    if isinstance(rest, int):
+        if rest:
+            step(full, rest)
+    elif unit.depth > 1:
+        with T.If(rest > 0), T.Then():
+            step(full, rest)
     for j, buffer in enumerate(totals):
         store(sums[0], sums[1] + j * unit.lanes, load(buffer, 0, unit.lanes), unit.lanes)  # type: ignore[index]
+
+
+def _rows(unit: Arithmetic, right: Matrix, begin: Index, valid: Index, present: Index) -> list[Vector]:
+    """The first ``present`` of the rows of a step, from ``begin`` on. Where only running tells how many there are, what
+    stands for the others is 0 once packed."""
+    if isinstance(present, int):
+        return [load(right.source, begin + d * right.pitch, unit.lanes, valid) for d in range(present)]
+    rows = [load(right.source, begin, unit.lanes, valid)]
+    missing = splat(tirx.const(0x80 if unit.precision is Precision.INT8 else 0, unit.operand), unit.lanes)
+    for d in range(1, unit.depth - 1):
+        row = load(right.source, begin + T.min(present - 1, d) * right.pitch, unit.lanes, valid)
+        rows.append(T.Select(present > d, row, missing))
+    return rows
 
 
 def _interleaved(unit: Arithmetic, rows: list[Vector]) -> Vector:
@@ -98,7 +116,7 @@ def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: 
     steps = -(-right.columns // unit.depth)
     with T.serial(panel.vectors) as vector:
         named("vector", vector)
-        if panel.last == unit.lanes:
+        if isinstance(panel.last, int) and panel.last == unit.lanes:
             _emit_squares(unit, right, column, panel, vector, unit.lanes, steps)
         elif panel.vectors == 1:
             _emit_squares(unit, right, column, panel, vector, panel.last, steps)
@@ -110,20 +128,23 @@ def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: 
                     _emit_squares(unit, right, column, panel, vector, panel.last, steps)
 
 
-def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, vector: Index, present: int,
+def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, vector: Index, present: Index,
                   steps: int) -> None:
-    """The squares of one vector of columns, of which ``present`` exist."""
+    """The squares of one vector of columns, of which ``present`` exist. Where only running tells how many, the last
+    one stands for the others."""
     full, rest = divmod(steps, unit.lanes)
     row = column + vector * unit.lanes
+    known = present if isinstance(present, int) else unit.lanes
 
     def square(begin: Index, count: int) -> None:
         elements = min(unit.panel, right.columns - begin * unit.depth) if isinstance(begin, int) else unit.panel
         rows = []
-        for i in range(present):
-            at = right.origin + (row + i) * right.pitch + begin * unit.depth
+        for i in range(known):
+            line = row + i if isinstance(present, int) else T.min(row + i, right.rows - 1)
+            at = right.origin + line * right.pitch + begin * unit.depth
             rows.append(bind(f"row_{i}", _words(unit, load(right.source, at, unit.panel, elements))))
         zero = splat(tirx.const(0, "int32"), unit.lanes)
-        columns = transposed(rows + [zero] * (unit.lanes - present))
+        columns = transposed(rows + [zero] * (unit.lanes - known))
         for s in range(count):
             at = panel.first + ((begin + s) * panel.vectors + vector) * unit.panel
             store(panel.packed, at, T.reinterpret(vector_type(unit.weight, unit.panel), columns[s]), unit.panel)

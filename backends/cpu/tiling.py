@@ -5,7 +5,7 @@ Nothing is measured here: the same product on the same target always gets the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from tvm import tirx
@@ -45,11 +45,6 @@ class Product:
     groups: int = 1
     typical: tuple[tuple[str, int], ...] = ()
 
-    @property
-    def is_static(self) -> bool:
-        """Whether rows and columns are numbers."""
-        return isinstance(self.rows, int) and isinstance(self.columns, int)
-
     def at_typical(self) -> Product:
         """The product at the typical extents."""
         extents = dict(self.typical)
@@ -60,23 +55,19 @@ class Product:
 @dataclass(frozen=True)
 class Columns:
     """How one group's columns are cut: ``full`` blocks of ``vectors`` whole vectors, then one of ``tail`` vectors whose
-    last has ``last`` valid lanes (no tail: 0). Where only running tells the number of columns, each vector of the tail
-    is a block of its own.
+    last has ``last`` valid lanes (no tail: 0). Where only running tells the number of columns, the tail is cut into
+    ``singles``: each of its vectors is a block of its own.
     """
 
     vectors: int
     full: Dim
     tail: Dim
     last: Dim
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the number of columns is known."""
-        return isinstance(self.full, int)
+    singles: bool = False
 
     @property
     def blocks(self) -> Dim:
-        return self.full + (self.tail > 0) if self.is_static else self.full + self.tail
+        return self.full + self.tail if self.singles else self.full + (self.tail > 0)
 
     @property
     def count(self) -> Dim:
@@ -86,21 +77,21 @@ class Columns:
     @property
     def widest(self) -> int:
         """Vectors of the widest block."""
-        return max(self.vectors if self.full else 0, self.tail) if self.is_static else self.vectors
+        return self.vectors if self.singles else max(self.vectors if self.full else 0, self.tail)
 
     def offset(self, block: Index, size: Index) -> Index:
         """Elements before a block, where every vector has ``size``."""
-        if self.is_static:
+        if not self.singles:
             return block * (self.vectors * size)
         return (block + tirx.min(block, self.full) * (self.vectors - 1)) * size
 
     @classmethod
-    def cut(cls, columns: Dim, vectors: int, lanes: int) -> Columns:
+    def cut(cls, columns: Dim, vectors: int, lanes: int, *, singles: bool = False) -> Columns:
         """Cut ``columns`` into blocks of ``vectors`` vectors of ``lanes``."""
         count, full = ceil_div(columns, lanes), columns // (vectors * lanes)
         tail = count - full * vectors
-        exact = columns - (count - 1) * lanes
-        return cls(vectors, full, tail, (exact if tail else 0) if isinstance(tail, int) else exact)
+        last = 0 if isinstance(tail, int) and not tail else columns - (count - 1) * lanes
+        return cls(vectors, full, tail, last, singles)
 
 
 def ceil_div(extent: Dim, unit: int) -> Dim:
@@ -133,36 +124,27 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
 
     row_bytes : bytes that a task reads or copies per row of the result; bounds the chunks.
     """
-    schedule = _best(product.at_typical(), arithmetic, capabilities, threads, row_bytes)
-    if product.is_static:
-        return schedule
-    columns = Columns.cut(product.columns, schedule.columns.vectors, arithmetic.lanes)
-    part_bytes = max(row_bytes * schedule.rows, 1.0)
-    part_tiles = max(1, min(round(capabilities.l2_bytes / 2 / part_bytes), _MOST_PART_TILES))
-    return replace(schedule, columns=columns, part_tiles=part_tiles)
-
-
-def _best(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
-          row_bytes: float) -> Schedule:
-    """The schedule of a product of known extents."""
+    singles, lanes = not isinstance(product.columns, int), arithmetic.lanes
+    known = product.at_typical()
     best: tuple[float, Schedule] | None = None
-    for vectors in range(1, min(8, -(-product.columns // arithmetic.lanes)) + 1):
-        for rows in range(1, min(14, product.rows) + 1):
+    for vectors in range(1, min(8, -(-known.columns // lanes)) + 1):
+        for rows in range(1, min(14, known.rows) + 1):
             if rows * vectors + vectors + 1 > capabilities.registers:
                 break
-            columns = Columns.cut(product.columns, vectors, arithmetic.lanes)
+            columns = Columns.cut(known.columns, vectors, lanes, singles=singles)
             for row_tasks, column_tasks in _splits(threads):
                 schedule = Schedule(rows, columns, row_tasks, column_tasks)
-                cost = _cycles(product, schedule, arithmetic, capabilities)
+                cost = _cycles(known, schedule, arithmetic, capabilities)
                 if best is None or cost < best[0]:
                     best = (cost, schedule)
     assert best is not None, "one row and one vector always fit"
     schedule = best[1]
-    tiles = -(-product.rows // schedule.rows)
-    row_tasks, column_tasks = min(schedule.row_tasks, tiles), min(schedule.column_tasks, columns_of(product, schedule))
-    task_bytes = row_bytes * product.rows / row_tasks
-    chunks = max(1, min(round(task_bytes / (capabilities.l2_bytes / 2)), tiles // row_tasks))
-    return Schedule(schedule.rows, schedule.columns, row_tasks, column_tasks, chunks)
+    tiles, cache = -(-known.rows // schedule.rows), capabilities.l2_bytes / 2
+    row_tasks, column_tasks = min(schedule.row_tasks, tiles), min(schedule.column_tasks, columns_of(known, schedule))
+    chunks = max(1, min(round(row_bytes * known.rows / row_tasks / cache), tiles // row_tasks))
+    part_tiles = max(1, min(round(cache / max(row_bytes * schedule.rows, 1.0)), _MOST_PART_TILES))
+    columns = Columns.cut(product.columns, schedule.columns.vectors, lanes, singles=singles)
+    return Schedule(schedule.rows, columns, row_tasks, column_tasks, chunks, part_tiles)
 
 
 def columns_of(product: Product, schedule: Schedule) -> int:
@@ -175,7 +157,7 @@ def _cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabi
     columns, tasks = schedule.columns, schedule.column_tasks
     tiles = ceil(ceil(product.rows / schedule.rows) / schedule.row_tasks)
     full, tail = (_tile_cycles(schedule.rows, v, product, arithmetic, capabilities)
-                  for v in (columns.vectors, columns.tail))
+                  for v in (columns.vectors, min(columns.tail, 1) if columns.singles else columns.tail))
     blocks = columns_of(product, schedule)
 
     def cost(first: int, last: int) -> float:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+import tvm
 from tvm import relax, tirx
 
 from narrowcast import ir
-from narrowcast.backends.cpu.build import call_kernel, compile_functions
+from narrowcast.backends.cpu.build import compile_functions, empty_outputs
 from narrowcast.backends.cpu.emit import emit
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.calibration.agreement import group_agreement
@@ -57,11 +58,15 @@ class SymbolicKernel:
         for parameter, storage in zip(request.group.parameters, request.inputs, strict=True):
             shape = [ir.evaluate_dim(d, extents) for d in ir.dims_of(parameter)]
             inputs.append(Stored.of(torch.from_numpy(rng.standard_normal(shape).astype(np.float32)), storage))
-        arrays = [_memory(s.data) for s in inputs]
-        outputs = [Stored(_tensor(array, storage), storage) for array, storage in zip(
-            call_kernel(self.module["kernel"], request, self.kernel, arrays), request.outputs, strict=True)]
+        outputs = self._call([_memory(s.data) for s in inputs], extents)
         agreement = group_agreement(GroupProgram(request.group).at(extents), request.precision, inputs, outputs)
         assert agreement.ok, f"{agreement.detail} at {dict(extents)}"
+
+    def _call(self, inputs: Sequence[np.ndarray], extents: Mapping[str, int]) -> list[Stored]:
+        outputs = empty_outputs(self.request, extents)
+        tensors = [tvm.runtime.tensor(a) for a in (*inputs, *self.kernel.constants)]
+        self.module["kernel"](*tensors, *(extents[s.name] for s in self.kernel.symbols), *outputs)
+        return [Stored(_tensor(o.numpy(), s), s) for o, s in zip(outputs, self.request.outputs, strict=True)]
 
 
 def _memory(data: torch.Tensor) -> np.ndarray:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.errors import UnsupportedOperatorError
 from narrowcast.precision import Precision
 
-from .precisions import EVERY_PRECISION
+from .precisions import EVERY_PRECISION, FEATURES
 from .symbolic import SymbolicKernel, symbol, symbolic_group
 
 EXTENT = st.sampled_from([1, 2, 3, 7, 16, 33])
@@ -47,13 +48,82 @@ def test_matmul_of_any_number_of_rows(precision: Precision, depth: int, columns:
     kernel.check(typical)
     kernel.check({"batch": 1, "seq": 2500})
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=3, deadline=None)
     @given(batch=EXTENT, seq=EXTENT)
     def check(batch: int, seq: int) -> None:
         kernel.check({"batch": batch, "seq": seq})
 
     check()
     kernel.check({"batch": 1, "seq": 1})
+
+
+B, H, M, K, N = (symbol(name) for name in "bhmkn")
+PRODUCTS = {
+    "nothing known": ((B, H, M, K), (B, H, K, N)),
+    "scores": ((B, 4, M, 24), (B, 4, 24, N)),
+    "values": ((B, 4, M, K), (B, 4, K, 40)),
+    "broadcast batches": ((B, 1, M, 19), (H, 19, N)),
+    "one matrix on the right": ((B, M, K), (1, K, 17)),
+    "only the batch": ((B, 9, 19), (B, 19, 40)),
+}
+
+
+@EVERY_PRECISION
+@pytest.mark.parametrize(("left", "right"), PRODUCTS.values(), ids=PRODUCTS)
+def test_products_of_two_tensors(precision: Precision, left: tuple[ir.Dim, ...], right: tuple[ir.Dim, ...]) -> None:
+    def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
+        y = builder.emit(relax.op.matmul(params[0], params[1]), "layer")
+        return builder.emit(relax.op.multiply(y, relax.const(0.5, "float32")), "half")
+
+    typical = {"b": 2, "h": 3, "m": 20, "k": 34, "n": 100}
+    kernel = SymbolicKernel(symbolic_group("batched_matmul", [left, right], body), precision, typical, exact=2)
+    kernel.check(typical)
+
+    @settings(max_examples=3, deadline=None)
+    @given(st.tuples(*[st.integers(1, 3)] * 2, *[st.sampled_from([1, 2, 5, 15, 16, 67, 130])] * 3))
+    def check(extents: tuple[int, ...]) -> None:
+        kernel.check(dict(zip(typical, extents, strict=True)))
+
+    check()
+    kernel.check(dict.fromkeys(typical, 1))
+
+
+ATTENTIONS = {
+    "nothing known": ([(B, M, H, 24), (B, K, H, 24), (B, K, H, 33)], None),
+    "causal": ([(B, M, 3, 7)] * 3, "TopLeft"),
+    "mask": ([(B, M, 2, 16), (B, K, 2, 16), (B, K, 2, 16), (B, 1, 1, K)], None),
+    "bias": ([(B, M, H, 16), (B, K, H, 16), (B, K, H, 16), (1, H, M, K)], None),
+    "cache": ([(B, M, 2, 16), (B, M + K, 2, 16), (B, M + K, 2, 16)], "BottomRight"),
+    "one query": ([(B, 1, H, 16), (B, K, H, 16), (B, K, H, 16), (B, H, 1, 1)], None),
+    "only the batch": ([(B, 19, 2, 16), (B, 21, 2, 16), (B, 21, 2, 16)], "TopLeft"),
+}
+
+
+@pytest.mark.parametrize("precision", [
+    pytest.param(p, marks=pytest.mark.isa(FEATURES[p]), id=str(p)) for p in (Precision.FP32, Precision.BF16)])
+@pytest.mark.parametrize(("shapes", "causal"), ATTENTIONS.values(), ids=ATTENTIONS)
+def test_attention(precision: Precision, shapes: list[tuple[ir.Dim, ...]], causal: str | None) -> None:
+    def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
+        y = builder.emit(relax.op.nn.attention(*params, scale=0.3, causal_mask=causal), "layer")
+        return builder.emit(relax.op.multiply(y, relax.const(2.0, "float32")), "double")
+
+    typical = {"b": 2, "h": 3, "m": 20, "k": 50}
+    kernel = SymbolicKernel(symbolic_group("attention", shapes, body), precision, typical, exact=3)
+    kernel.check(typical)
+
+    @settings(max_examples=3, deadline=None)
+    @given(st.tuples(*[st.integers(1, 3)] * 2, *[st.sampled_from([1, 2, 5, 16, 33, 130])] * 2))
+    def check(extents: tuple[int, ...]) -> None:
+        kernel.check(dict(zip(typical, extents, strict=True)))
+
+    check()
+    kernel.check(dict.fromkeys(typical, 1))
+
+
+def test_heads_of_a_symbolic_size_are_refused() -> None:
+    group = symbolic_group("attention", [(B, M, 2, K)] * 3, lambda b, p: b.emit(relax.op.nn.attention(*p), "layer"))
+    with pytest.raises(UnsupportedOperatorError, match=r"layer: .*symbolic size"):
+        SymbolicKernel(group, Precision.FP32, {"b": 1, "m": 1, "k": 8}, exact=3)
 
 
 def test_macs_are_those_of_the_typical_extents() -> None:
