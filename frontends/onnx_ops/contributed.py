@@ -20,6 +20,12 @@ def same(node: OnnxNode) -> Results:
     return standard(node, node.op, node.inputs, **node.attributes)
 
 
+@operator("GridSample", domain=MICROSOFT)
+def grid_sample(node: OnnxNode) -> Results:
+    """As ONNX first took it over."""
+    return standard(node, "GridSample", node.inputs, opset=16, **node.attributes)
+
+
 @operator("Range", domain=MICROSOFT)
 def range_(node: OnnxNode) -> Results:
     step = node.value(2) if node.has(2) else np.asarray(1, node.dtype(0))

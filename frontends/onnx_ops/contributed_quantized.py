@@ -161,3 +161,27 @@ def matmul_n_bits(node: OnnxNode) -> Results:
     weight = weight.reshape(columns, -1)[:, :rows].T
     y = product(node, node.expr(0), node.constant(np.ascontiguousarray(weight)))
     return node.emit(relax.op.add(y, node.expr(5))) if node.has(5) else y
+
+
+@operator("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(node: OnnxNode) -> Results:
+    """Rows of a table that is quantized in blocks; it is dequantized here."""
+    table, scales = node.known(0, "a table"), node.known(2, "scales").astype(np.float32)
+    bits, zero = int(node.attribute("bits", 4)), np.float32(0)
+    if table.dtype == np.uint8:
+        table = unpacked(table, bits) if bits < 8 else table
+        zero = np.float32(2 ** (bits - 1))
+    axis = node.axis(int(node.attribute("quantize_axis", 1)), table.ndim)
+    block = int(node.attribute("block_size", 128)) or table.shape[axis]
+    if block < 1 or scales.ndim != table.ndim or scales.shape[axis] != -(-table.shape[axis] // block):
+        raise node.fault("the scales do not fit the blocks", found=scales.shape, expected=f"blocks of {block}")
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return values.repeat(block, axis).take(np.arange(table.shape[axis]), axis)
+
+    if node.has(3):
+        points = node.known(3, "zero points")
+        points = unpacked(points, bits) if points.dtype == np.uint8 and bits < 8 else points
+        zero = spread(points.take(np.arange(scales.shape[axis]), axis).astype(np.float32))
+    real_table = (table.astype(np.float32) - zero) * spread(scales)
+    return standard(node, "Gather", [real_table, node.value(1)], axis=int(node.attribute("gather_axis", 0)))

@@ -104,6 +104,8 @@ def test_older_forms_of_onnx_operators() -> None:
     check("Pad", [normal(3, 4), np.array([[0, 1, 2, 0]]), np.array([1.5], np.float32)], (1, 2))
     check("ExpandDims", [normal(3, 4), np.array(-1, np.int32)], (1,))
     check("Trilu", [normal(2, 4, 4), np.array(1)], (1,), upper=0)
+    check("GridSample", [normal(1, 2, 5, 6), RNG.uniform(-1.2, 1.2, (1, 3, 4, 2)).astype(np.float32)],
+          padding_mode="border")
     check("GatherND", [normal(3, 4, 5), np.array([[0, 1], [2, 3]])], (1,))
 
 

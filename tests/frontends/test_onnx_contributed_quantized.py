@@ -115,3 +115,14 @@ def test_product_with_packed_weights(bits: int, points: str, rows: int) -> None:
         inputs.append(RNG.integers(0, 16, (columns, blocks)).astype(np.float32))
     check("MatMulNBits", inputs, tuple(range(1, len(inputs))), tolerance=1e-4, K=rows, N=columns, bits=bits,
           block_size=block)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("points", [True, False])
+def test_rows_of_a_packed_table(bits: int, points: bool) -> None:
+    """The blocks lie along the second axis; 80 numbers are two and a half blocks."""
+    inputs: list[np.ndarray] = [levels(5, 80 * bits // 8), np.array([[3, 0], [1, 4]]),
+                                RNG.random((5, 3), dtype=np.float32)]
+    inputs += [levels(5, -(-3 * bits // 8))] if points else []
+    check("GatherBlockQuantized", inputs, (0, 2, 3) if points else (0, 2), bits=bits, block_size=32, quantize_axis=1,
+          gather_axis=0)
