@@ -74,6 +74,19 @@ def test_steps_and_batch_may_be_dynamic(cell: str, batch_first: bool) -> None:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=64 * EPS)
 
 
+@pytest.mark.parametrize("cell", LAYERS)
+def test_exported_programs(cell: str) -> None:
+    """They call PyTorch's own operators."""
+    torch.manual_seed(0)
+    model, x = LAYERS[cell](4, 3).eval(), torch.randn(5, 2, 4)
+    imported = import_model(torch.export.export(model, (x,)))
+    assert operations(imported).count(f"narrowcast.{cell}") == 1
+    with torch.no_grad():
+        expected = pytree.tree_leaves(model(x))
+    for ours, theirs in zip(reference.run(imported.mod, [x]), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=64 * EPS)
+
+
 def test_a_layer_on_constants_is_computed_at_import(same_as_pytorch: Same) -> None:
     class Constant(nn.Module):
         def __init__(self) -> None:
