@@ -53,7 +53,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([f"{__package__}.conformance_engines"])
+        self._context.set_forkserver_preload([f"{__package__}.conformance_engines", "narrowcast.frontends.onnx"])
 
     def run(self, tasks: Iterable[Task], progress: Callable[[int], None]) -> dict[tuple[str, str], Verdict]:
         """A verdict for every task, by engine and the case's key; ``progress`` hears how many are done."""

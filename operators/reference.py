@@ -34,6 +34,7 @@ from ..ir import (
 )
 from . import (
     reference_elementwise,
+    reference_linear_attention,
     reference_nn,
     reference_recurrent,
     reference_reduce,
@@ -50,6 +51,7 @@ NO_SYMBOLS: Mapping[str, int] = MappingProxyType({})
 SEMANTICS: dict[str, Semantics] = {
     **reference_elementwise.TABLE,
     **reference_nn.TABLE,
+    **reference_linear_attention.TABLE,
     **reference_recurrent.TABLE,
     **reference_reduce.TABLE,
     **reference_resize.TABLE,

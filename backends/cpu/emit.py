@@ -7,6 +7,7 @@ from importlib import import_module
 
 from ...errors import UnsupportedOperatorError
 from ...ir import op_name
+from ...operators import linear_attention
 from ...operators.recurrent import is_recurrent
 from ..target import Capabilities
 from .kernel import Kernel, KernelRequest
@@ -42,6 +43,8 @@ def emit(request: KernelRequest, capabilities: Capabilities, threads: int) -> Ke
                                        expected=", ".join(BUILDERS))
     if kind == "opaque" and is_recurrent(op_name(request.group.bindings[0].value)):
         return _builder("recurrent", "build_recurrent")(request, capabilities, threads)
+    if kind == "opaque" and op_name(request.group.bindings[0].value) == linear_attention.NAME:
+        return _builder("linear_attention", "build_linear_attention")(request, capabilities, threads)
     return _builder(*BUILDERS[kind])(request, capabilities, threads)
 
 

@@ -10,6 +10,7 @@ from . import (
     arithmetic,
     caches,
     casts,
+    classical,
     contributed,
     contributed_attention,
     contributed_norms,
@@ -21,8 +22,11 @@ from . import (
     indexing,
     integers,
     linear,
+    linear_attention,
     movement,
+    ngrams,
     normalization,
+    optimizers,
     pooling,
     quantization,
     recurrent,
@@ -39,7 +43,7 @@ from .node import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 __all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, arithmetic, caches, casts, contributed, contributed_attention, contributed_norms,
+TABLES = (activations, arithmetic, caches, casts, classical, contributed, contributed_attention, contributed_norms,
           contributed_quantized, convolutions, determinants, elementwise, generators, indexing, integers, linear,
-          movement, normalization, pooling, quantization, recurrent, reductions, resizing, sampling, sequences,
-          slicing, spectral, unfolding)
+          linear_attention, movement, ngrams, normalization, optimizers, pooling, quantization, recurrent,
+          reductions, resizing, sampling, sequences, slicing, spectral, unfolding)

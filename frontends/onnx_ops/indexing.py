@@ -13,6 +13,7 @@ from tvm import relax
 
 from ...ir import Dim, Expr, dims_of, dtype_of, product_of, simplified
 from .. import emit
+from .algebra import Algebra
 from .broadcasting import shape_text
 from .node import OnnxNode, Results, Tensor, operator
 from .slicing import Interval, sliced
@@ -211,8 +212,19 @@ def compress(node: OnnxNode) -> Results:
 
 @operator("ReverseSequence")
 def reverse_sequence(node: OnnxNode) -> Results:
-    batch, time = int(node.attribute("batch_axis", 1)), int(node.attribute("time_axis", 0))
-    lengths, steps = node.known(1, "sequence lengths"), node.shape(0)[node.axis(time, len(node.shape(0)))]
-    if (lengths < 0).any() or (lengths > steps).any():
-        raise node.fault("a sequence length is out of range", found=lengths.tolist(), expected=f"0…{steps}")
-    return node.emit(relax.op.reverse_sequence(node.expr(0), node.expr(1), time, batch))
+    """Where a place is below the sequence's length its mirror image is picked, else the place itself."""
+    shape = node.shape(0)
+    batch, time = (node.axis(int(node.attribute(n, d)), len(shape)) for n, d in (("batch_axis", 1), ("time_axis", 0)))
+    if batch == time or node.shape(1) != (shape[batch],):
+        raise node.fault("the lengths do not fit", found=node.shape(1), expected=(shape[batch],))
+    if node.is_known(1):
+        lengths = node.known(1, "sequence lengths")
+        if (lengths < 0).any() or (lengths > shape[time]).any():
+            raise node.fault("a sequence length is out of range", found=lengths.tolist(), expected=f"0…{shape[time]}")
+    steps = Algebra(node, "places")
+    place = np.arange(shape[time]).reshape([-1 if a == time else 1 for a in range(len(shape))])
+    length = steps.reshape(steps.cast(node.expr(1), "int64"), [d if a == batch else 1 for a, d in enumerate(shape)])
+    mirror = steps.subtract(steps.subtract(length, 1), place)
+    inside = steps.within(mirror, 0, shape[time] - 1)
+    source = node.emit(relax.op.where(inside, mirror, node.constant(place)), "places")
+    return node.emit(relax.op.gather_elements(node.expr(0), steps.broadcast(source, shape), time))

@@ -79,9 +79,13 @@ def layer_normalization(node: OnnxNode) -> Results:
 def rms_normalization(node: OnnxNode) -> Results:
     if any(node.outputs[1:]):
         raise node.unsupported("with the deviation as an output")
-    axes = _trailing(node)
-    return node.emit(relax.op.nn.rms_norm(node.expr(0), _affine(node, 1, axes), axes,
-                                          float(node.attribute("epsilon", 1e-5))))
+    axes, x, epsilon = _trailing(node), node.expr(0), float(node.attribute("epsilon", 1e-5))
+    gamma = _affine(node, 1, axes)
+    if axes[0] > 0:
+        return node.emit(relax.op.nn.rms_norm(x, gamma, axes, epsilon))
+    rows = node.emit(relax.op.expand_dims(x, 0), "row")  # Relax has no code for the norm of everything.
+    norm = node.emit(relax.op.nn.rms_norm(rows, gamma, [a + 1 for a in axes], epsilon))
+    return node.emit(relax.op.squeeze(norm, [0]))
 
 
 def _trailing(node: OnnxNode) -> list[int]:
