@@ -16,7 +16,9 @@ from .ir import COMPUTE_KINDS, MOVEMENT_KINDS, Constant, Group, constant_value, 
 from .operators.quantization import LONGEST_INT8_SUM, grid_of, weight_channel_axis, weight_scales
 from .precision import QParams
 
+# Reasons of decisions about groups that the model gives.
 GIVEN_REASON = "INT8: given by the model"
+WITHOUT_INT8 = "FP32: the target has no INT8, which the model gives"
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,7 @@ list. All start from the same ONNX export of the PyTorch module and use the numb
 from __future__ import annotations
 
 import io
-import logging
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +17,9 @@ from torch import nn
 
 from narrowcast.errors import DataError
 
-Arrays = tuple[np.ndarray, ...]
+from .quantizers import Arrays, quantize_onnx
+from .quiet import need, quiet
+
 Peer = Callable[..., list[np.ndarray]]
 
 PEERS = (
@@ -34,7 +31,7 @@ PEERS = (
 def export_onnx(model: nn.Module, example_inputs: Arrays) -> onnx.ModelProto:
     """The module as ONNX, of the static shapes of ``example_inputs``."""
     tensors = tuple(torch.from_numpy(array) for array in example_inputs)
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(model, tensors, dynamo=True, verbose=False)
     if program is None:
         raise DataError("PyTorch exported no ONNX program", found=type(model).__name__)
@@ -43,38 +40,16 @@ def export_onnx(model: nn.Module, example_inputs: Arrays) -> onnx.ModelProto:
 
 def onnxruntime_fp32(model: onnx.ModelProto, threads: int) -> Peer:
     """ONNX Runtime on the CPU with all its graph optimizations."""
-    return _session(model, threads)
+    return session(model, threads)
 
 
 def onnxruntime_int8(model: onnx.ModelProto, calibration: Sequence[Arrays], threads: int) -> Peer:
     """ONNX Runtime on its static QDQ quantization: activations u8, weights s8 per channel, min-max ranges."""
-    _need("onnxruntime")
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    names = [value.name for value in model.graph.input]
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.rest = iter(calibration)
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            arrays = next(self.rest, None)
-            return None if arrays is None else dict(zip(names, arrays, strict=True))
-
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        original, prepared, quantized = (str(Path(folder) / f"{name}.onnx") for name in ("fp32", "prepared", "int8"))
-        onnx.save(model, original)
-        quant_pre_process(original, prepared, skip_symbolic_shape=True)
-        quantize_static(
-            prepared, quantized, Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-        )
-        return _session(onnx.load(quantized), threads)
+    return session(quantize_onnx(model, calibration), threads)
 
 
-def _session(model: onnx.ModelProto, threads: int) -> Peer:
-    _need("onnxruntime")
+def session(model: onnx.ModelProto, threads: int) -> Peer:
+    need("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -87,7 +62,7 @@ def _session(model: onnx.ModelProto, threads: int) -> Peer:
 
 def openvino_model(model: onnx.ModelProto) -> Any:
     """OpenVINO's model of the ONNX one."""
-    _need("openvino")
+    need("openvino")
     import openvino
 
     return openvino.Core().read_model(io.BytesIO(model.SerializeToString()))
@@ -116,11 +91,11 @@ def openvino_int8(model: Any, calibration: Sequence[Arrays], threads: int, *, tr
 
     That is OpenVINO's default and its fastest form.
     """
-    _need("nncf")
+    need("nncf")
     import nncf
     import openvino
 
-    with _quiet():
+    with quiet():
         quantized = nncf.quantize(
             model, nncf.Dataset([list(arrays) for arrays in calibration]), subset_size=len(calibration),
             model_type=nncf.ModelType.TRANSFORMER if transformer else None,
@@ -151,22 +126,3 @@ def build_peers(
     if unknown:
         raise DataError("there is no such peer", found=", ".join(unknown), expected=", ".join(PEERS))
     return {name: makers[name]() for name in wanted}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the tools' progress bars and warnings out of the output; their errors are exceptions."""
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def _need(package: str) -> None:
-    try:
-        __import__(package)
-    except ImportError:
-        raise DataError(f"the package {package} is not installed", hint='pip install "narrowcast[bench]"') from None

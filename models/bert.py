@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor, matmul, nn
 from torch.nn import functional
 
 from .random_weights import initialize, seeded
@@ -46,12 +46,25 @@ class SelfAttention(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, channels))
 
 
+class PlainSelfAttention(SelfAttention):
+    """The same, written as two matrix products around a softmax: quantizers annotate products, not attention."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        batch, tokens, channels = x.shape
+        width = channels // self.heads
+        split = (batch, tokens, self.heads, width)
+        query, key, value = (layer(x).view(split).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        scores = matmul(query, key.transpose(2, 3)) / width**0.5 + bias
+        mixed = matmul(functional.softmax(scores, dim=-1), value)
+        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, channels))
+
+
 class BertLayer(nn.Module):
     """Attention and a two-layer network, each with a residual and a layer normalization after it."""
 
-    def __init__(self, shape: BertShape) -> None:
+    def __init__(self, shape: BertShape, attention: type[SelfAttention]) -> None:
         super().__init__()
-        self.attention = SelfAttention(shape)
+        self.attention = attention(shape)
         self.attention_norm = nn.LayerNorm(shape.channels, eps=shape.epsilon)
         self.expand = nn.Linear(shape.channels, shape.inner)
         self.contract = nn.Linear(shape.inner, shape.channels)
@@ -63,16 +76,19 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """Token ids int64 [N, T] and a mask [N, T] (1 = a token, 0 = padding) to hidden states float32 [N, T, C]."""
+    """Token ids int64 [N, T] and a mask [N, T] (1 = a token, 0 = padding) to hidden states float32 [N, T, C].
 
-    def __init__(self, shape: BertShape | None = None) -> None:
+    attention : the class of the attention layers.
+    """
+
+    def __init__(self, shape: BertShape | None = None, attention: type[SelfAttention] = SelfAttention) -> None:
         super().__init__()
         shape = shape or BertShape()
         self.tokens = nn.Embedding(shape.vocabulary, shape.channels)
         self.positions = nn.Embedding(shape.positions, shape.channels)
         self.token_types = nn.Embedding(shape.token_types, shape.channels)
         self.norm = nn.LayerNorm(shape.channels, eps=shape.epsilon)
-        self.layers = nn.ModuleList(BertLayer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(BertLayer(shape, attention) for _ in range(shape.layers))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         x = self.tokens(input_ids) + self.positions.weight[: input_ids.shape[1]] + self.token_types.weight[0]
@@ -89,11 +105,11 @@ def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1)
 
 
-def build(seed: int = 0) -> nn.Module:
+def build(seed: int = 0, shape: BertShape | None = None, attention: type[SelfAttention] = SelfAttention) -> nn.Module:
     """The encoder in inference mode with seeded random weights: for its speed, not for its answers."""
 
     def make() -> nn.Module:
-        model = BertEncoder()
+        model = BertEncoder(shape, attention)
         initialize(model)
         for module in model.modules():
             if isinstance(module, nn.Embedding):

@@ -40,6 +40,15 @@ def _is_on_grid(graph: Graph, expr: Expr, grid: Grid) -> bool:
     return moves(binding.value) and all(_is_on_grid(graph, v, grid) for v in variables_of(binding.value))
 
 
+def _is_rounded(graph: Graph, expr: Expr) -> bool:
+    """Whether all values of ``expr`` are on grids of any kind, so that they are stored in 8 bits anyway."""
+    binding = graph.producer(expr)
+    if binding is None:
+        return False
+    return grid_of(binding.value) is not None or (
+        moves(binding.value) and all(_is_rounded(graph, v) for v in variables_of(binding.value)))
+
+
 def moves(call: Expr) -> bool:
     """Whether an op's elements are elements of its variable operands, or 0; or the largest of some."""
     if op_name(call) == "relax.nn.pad" and not pads_zero(call):
@@ -64,7 +73,8 @@ def _absorb_clamp(graph: Graph, call: relax.Call, grid: Grid) -> Replacement | N
 
 
 def _move(graph: Graph, call: relax.Call, grid: Grid) -> Replacement | None:
-    """``round(move(x))`` is ``move(round(x))`` where nothing else reads ``x`` or what is moved of it."""
+    """``round(move(x))`` is ``move(round(x))`` where nothing else reads ``x`` or what is moved of it, or ``x`` is on a
+    grid already."""
     chain: list[relax.VarBinding] = []
     sources: list[relax.Var] = []
     pending = [call.args[0]]
@@ -72,7 +82,7 @@ def _move(graph: Graph, call: relax.Call, grid: Grid) -> Replacement | None:
         var = pending.pop()
         binding = graph.producer(var)
         if binding is None or graph.only_reader(var) is None:
-            if not _is_on_grid(graph, var, grid):
+            if not _is_rounded(graph, var):
                 return None
         elif moves(binding.value):
             chain.append(binding)

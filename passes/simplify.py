@@ -32,8 +32,8 @@ class Simplify:
     with 1; no reshape of a reshape, nor around a linear layer, nor one that splits a permutation of a reshape; no items
     of ``split``, ``dropout`` or inference ``batch_norm``; no ``prelu`` with a constant slope, no ``pixel_shuffle`` of a
     4-dimensional tensor; a subtraction of, or a division by, a float32 constant is an addition or a multiplication
-    (the reciprocal is rounded to float32); no ``fake_quantize`` of values on its grid or of a clamp that it implies, and
-    none behind a movement whose operand nothing else reads.
+    (the reciprocal is rounded to float32); no ``fake_quantize`` of values on its grid or of a clamp that it implies,
+    and none behind a movement whose operand nothing else reads, or is rounded.
     Does not fire when: a constant operand broadcasts the other one to a larger shape.
     """
 

@@ -98,6 +98,15 @@ def test_a_rounding_moves_through_a_concatenation() -> None:
     assert names_of(after) == ["left", "tanh", "right", "round", "join", "flat"]
 
 
+def test_a_rounding_moves_before_what_is_rounded_already() -> None:
+    net = Net((2, 4), (2, 3))
+    left = net(rounded(net(op.exp(net.x), "exp"), 0.1), "left")
+    right = net(rounded(net(op.tanh(net.inputs[1]), "tanh")), "right")
+    joined = net(op.concat([left, right], 1), "join")
+    after = apply_checked(Simplify(), net.module(net(rounded(joined), "round"), net(op.exp(left), "other")))
+    assert names_of(after) == ["exp", "left", "tanh", "right", "round", "join", "other"]
+
+
 def test_a_rounding_stays_behind_what_another_op_reads() -> None:
     net = Net((2, 4))
     source = net(op.exp(net.x), "exp")
