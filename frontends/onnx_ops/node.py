@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from ...errors import ImportModelError, UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, constant, dim_text, dims_of, dtype_of, is_equal_dim, simplified
+from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dim_text, dims_of, dtype_of, is_equal_dim, simplified
 from ..limits import is_tensor_shape
 from ..model import Requirement
 from ..symbolic_array import SymbolicArray, materialized
@@ -144,9 +144,20 @@ class OnnxNode:
         """Note that two extents have to be equal when the program is called; a fault where they never are."""
         if not isinstance(a, int) or not isinstance(b, int):
             if not is_equal_dim(a, b):
-                self.requirements.append(Requirement("==", simplified(a), simplified(b), self.label))
+                self._require(simplified(a), simplified(b))
         elif a != b:
             raise self.fault(problem, found=a, expected=b)
+
+    def _require(self, a: Dim, b: Dim) -> None:
+        """Note that two extents have to be equal; ``min(a, b) == a`` reads better as ``b >= a``."""
+        for bound, other in ((a, b), (b, a)):
+            if isinstance(bound, (tirx.Min, tirx.Max)):
+                for kept, limit in ((bound.a, bound.b), (bound.b, bound.a)):
+                    if is_equal_dim(kept, other):
+                        pair = (limit, kept) if isinstance(bound, tirx.Min) else (kept, limit)
+                        self.requirements.append(Requirement(">=", *map(as_dim, pair), self.label))
+                        return
+        self.requirements.append(Requirement("==", a, b, self.label))
 
     def require_at_least(self, a: Dim, least: Dim, problem: str = "an extent is too small") -> None:
         """Note that an extent has to be as large as another when the program is called."""
