@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Expr, dtype_of
+from ...operators import custom
 from ..extents import extent
 from .broadcasting import is_number
 from .node import OnnxNode, Results, operator
@@ -19,6 +20,7 @@ _REDUCTIONS: dict[str, Callable[..., Expr]] = {
     "ReduceSum": relax.op.sum, "ReduceL1": relax.op.sum, "ReduceL2": relax.op.sum, "ReduceSumSquare": relax.op.sum,
     "ReduceLogSum": relax.op.sum, "ReduceLogSumExp": relax.op.sum,
 }
+_LEAST = np.int64(np.iinfo(np.int64).min)
 # Reductions of integers whose results are none.
 _ON_REALS = ("ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
 
@@ -119,8 +121,32 @@ def top_k(node: OnnxNode) -> Results:
     if wanted is None or len(wanted) != 1 or wanted[0] < 1:
         raise node.fault("k is out of range", found=wanted, expected="at least 1")
     node.require_at_least(node.dims(0)[axis], wanted[0], "k is out of range")
-    both = node.emit(relax.op.topk(node.expr(0), wanted[0], axis, "both", bool(node.attribute("largest", 1)), "int64"))
-    return node.emit(relax.TupleGetItem(both, 0), "values"), node.emit(relax.TupleGetItem(both, 1), "indices")
+    keys = _sortable(node, node.expr(0))
+    both = node.emit(relax.op.topk(keys, wanted[0], axis, "both", bool(node.attribute("largest", 1)), "int64"))
+    values = node.emit(relax.TupleGetItem(both, 0), "values")
+    return _unsorted(node, values, node.dtype(0)), node.emit(relax.TupleGetItem(both, 1), "indices")
+
+
+# TVM sorts elements of these types only; int64 holds the others, uint64 with its highest bit inverted.
+_SORTED = ("float32", "int32", "int64")
+
+
+def _sortable(node: OnnxNode, x: Expr) -> Expr:
+    """``x`` as elements that sort in the same order."""
+    if dtype_of(x) in _SORTED:
+        return x
+    if dtype_of(x) != "uint64":
+        return node.emit(relax.op.astype(x, "int64"), "keys")
+    return node.emit(relax.op.bitwise_xor(node.emit(custom.bitcast(x, "int64"), "keys"), node.constant(_LEAST)), "keys")
+
+
+def _unsorted(node: OnnxNode, keys: relax.Var, dtype: str) -> relax.Var:
+    if dtype in _SORTED:
+        return keys
+    if dtype != "uint64":
+        return node.emit(relax.op.astype(keys, dtype), "values")
+    return node.emit(custom.bitcast(node.emit(relax.op.bitwise_xor(keys, node.constant(_LEAST)), "values"), dtype),
+                     "values")
 
 
 @operator("CumSum", "CumProd")
