@@ -75,3 +75,9 @@ def eye_like(node: OnnxNode) -> Results:
     if "dtype" in node.attributes:
         dtype = normal_dtype(helper.tensor_dtype_to_np_dtype(node.attributes["dtype"])) or dtype
     return np.eye(*source, k=int(node.attribute("k", 0)), dtype=dtype)
+
+
+@operator("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+def drawn(node: OnnxNode) -> Results:
+    """Refused, with a seed too: every runtime draws other numbers from it, so no result could be compared."""
+    raise node.unsupported("with results that are drawn at random")

@@ -145,3 +145,10 @@ def test_scales_that_do_not_fit_are_refused() -> None:
     node = helper.make_node("QuantizeLinear", ["x", "s"], ["q"], axis=1)
     with pytest.raises(ImportModelError, match="does not fit the axis"):
         import_onnx(graph([node], {"x": x}, ["q"], {"s": np.ones(3, np.float32)}), [x])
+
+
+def test_random_numbers_are_refused() -> None:
+    x = np.zeros(3, np.float32)
+    for op in ("Bernoulli", "RandomUniformLike", "RandomNormalLike"):
+        with pytest.raises(UnsupportedOperatorError, match="drawn at random"):
+            import_onnx(graph([helper.make_node(op, ["x"], ["y"], seed=1.0)], {"x": x}, ["y"]), [x])
