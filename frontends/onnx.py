@@ -68,10 +68,10 @@ def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np
     while True:
         signature = bind_inputs(source.proto.graph, example_inputs, dims, same)
         imported = _translated(source, signature)
-        found = dict(r.as_equality() for r in imported.requirements if r.as_equality() is not None)
+        found = dict(e for e in (r.as_equality() for r in imported.requirements) if e is not None)
         if not found:
             return imported
-        same = {n: found.get(m, m) for n, m in same.items()} | found
+        same = {n: found.get(m, m) if isinstance(m, str) else m for n, m in same.items()} | found
 
 
 def _translated(source: OnnxModel, signature: Signature) -> ImportedModel:

@@ -46,7 +46,7 @@ def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = 
 
     Parameters
     ----------
-    examples : one array per input that is not fixed, to be checked against the model and for the hints.
+    examples : one array per input, those that are fixed left out or not, to be checked and for the hints.
     dims : extents by the model's names for them; one that has no name is called ``"<input>_<axis>"``. Symbols have
         these names, with underscores for what is no letter or digit. The name of an input of one integer stands for its
         value.
@@ -62,11 +62,14 @@ def bind_inputs(graph: onnx.GraphProto, examples: Sequence[np.ndarray] | None = 
     binder = _Binder(dict(dims or {}), dict(same or {}), named)
     fixed = [v for v in values if binder.is_fixed(v)]
     open_inputs = [v for v in values if v not in fixed]
+    if examples is not None and len(examples) == len(values):
+        examples = [e for e, v in zip(examples, values, strict=True) if v not in fixed]
     if examples is not None and len(examples) != len(open_inputs):
         raise ImportModelError("the number of example inputs is not that of the model's inputs", found=len(examples),
                                expected=f"{len(open_inputs)}: {', '.join(v.name for v in open_inputs)}")
     problems: list[ImportModelError] = []
-    for value, array in zip(open_inputs, examples or [None] * len(open_inputs), strict=True):
+    arrays: Sequence[np.ndarray | None] = [None] * len(open_inputs) if examples is None else examples
+    for value, array in zip(open_inputs, arrays, strict=True):
         try:
             binder.bind(value, None if array is None else np.asarray(array))
         except ImportModelError as error:

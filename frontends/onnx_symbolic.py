@@ -13,11 +13,20 @@ from onnx import helper
 from tvm import tirx
 
 from ..errors import ImportModelError
-from ..ir import Expr, analyzer_of, as_dim, is_equal_dim, simplified
+from ..ir import analyzer_of, as_dim, is_equal_dim, simplified
 from .limits import MAX_SYMBOLIC
 from .onnx_constants import evaluate
 from .onnx_ops import OnnxNode, normal_dtype
-from .symbolic_array import Element, Inexact, Ratio, SymbolicArray, elements_of, known_array, map_elements
+from .symbolic_array import (
+    Element,
+    Inexact,
+    Ratio,
+    SymbolicArray,
+    elements_of,
+    is_expression,
+    known_array,
+    map_elements,
+)
 
 Known = np.ndarray | SymbolicArray | None
 
@@ -129,7 +138,7 @@ def _divide(a: Any, b: Any) -> Element:
     """Towards zero."""
     if isinstance(b, int) and b == 0:
         raise Inexact
-    if not isinstance(a, Expr) and not isinstance(b, Expr):
+    if not is_expression(a) and not is_expression(b):
         return a // b if (a < 0) == (b < 0) else -(-a // b)
     if _is_non_negative(a) and _is_non_negative(b):
         return tirx.floordiv(a, b)
@@ -139,16 +148,16 @@ def _divide(a: Any, b: Any) -> Element:
 def _modulo(node: OnnxNode, inputs: Sequence[Known]) -> np.ndarray | SymbolicArray:
     if _dtype(inputs) not in _INTEGERS or node.attribute("fmod", 0):
         raise Inexact
-    return map_elements(lambda a, b: tirx.floormod(a, b) if isinstance(a, Expr) or isinstance(b, Expr) else a % b,
+    return map_elements(lambda a, b: tirx.floormod(a, b) if is_expression(a) or is_expression(b) else a % b,
                         _given(inputs), _dtype(inputs))
 
 
 def _least(a: Any, b: Any) -> Element:
-    return tirx.min(a, b) if isinstance(a, Expr) or isinstance(b, Expr) else min(a, b)
+    return tirx.min(a, b) if is_expression(a) or is_expression(b) else min(a, b)
 
 
 def _greatest(a: Any, b: Any) -> Element:
-    return tirx.max(a, b) if isinstance(a, Expr) or isinstance(b, Expr) else max(a, b)
+    return tirx.max(a, b) if is_expression(a) or is_expression(b) else max(a, b)
 
 
 def _inexact(a: Ratio, b: Ratio) -> Element:
@@ -168,7 +177,7 @@ def _unary(integers: Callable[[Any], Element], floats: Callable[[Ratio], Element
 
 
 def _floor(a: Ratio) -> Ratio:
-    return Ratio(simplified(tirx.floordiv(a.numerator, a.denominator)) if isinstance(a.numerator, Expr)
+    return Ratio(simplified(tirx.floordiv(a.numerator, a.denominator)) if is_expression(a.numerator)
                  else a.numerator // a.denominator, 1)
 
 
@@ -201,14 +210,14 @@ def _cast(node: OnnxNode, inputs: Sequence[Known]) -> np.ndarray | SymbolicArray
     def convert(e: Any) -> Element:
         if target == "float32":
             return Ratio.of(tirx.Select(e, tirx.IntImm("int64", 1), tirx.IntImm("int64", 0))
-                            if source == "bool" and isinstance(e, Expr) else e)
+                            if source == "bool" and is_expression(e) else e)
         if isinstance(e, Ratio):
             if not _is_non_negative(e.numerator):
                 raise Inexact
             return _floor(e).numerator
-        if source == "bool" and isinstance(e, Expr):
+        if source == "bool" and is_expression(e):
             return tirx.Select(e, tirx.IntImm("int64", 1), tirx.IntImm("int64", 0))
-        return e if isinstance(e, Expr) else int(e)
+        return e if is_expression(e) else int(e)
 
     return map_elements(convert, inputs[:1], target)  # type: ignore[arg-type]
 
@@ -221,9 +230,9 @@ def _compare(relation: str, a: Any, b: Any) -> Element:
     if isinstance(a, Ratio) or isinstance(b, Ratio):
         left, right = Ratio.of(a), Ratio.of(b)
         a, b = as_dim(left.numerator) * right.denominator, as_dim(right.numerator) * left.denominator
-    if not isinstance(a, Expr) and not isinstance(b, Expr):
+    if not is_expression(a) and not is_expression(b):
         return bool({"EQ": a == b, "NE": a != b, "LT": a < b, "GT": a > b, "LE": a <= b, "GE": a >= b}[relation])
-    left, right = (e if isinstance(e, Expr) else tirx.IntImm("int64", int(e)) for e in (a, b))
+    left, right = (e if is_expression(e) else tirx.IntImm("int64", int(e)) for e in (a, b))
     condition, opposite = (getattr(tirx, name)(left, right) for name in (relation, _OPPOSITES[relation]))
     analyzer = analyzer_of(left, right)
     if analyzer.can_prove(condition):
@@ -243,10 +252,10 @@ def _comparison(node: OnnxNode, inputs: Sequence[Known]) -> np.ndarray | Symboli
 def _logic(node: OnnxNode, inputs: Sequence[Known]) -> np.ndarray | SymbolicArray:
     def apply(a: Any, b: Any = None) -> Element:
         if node.op == "Not":
-            return tirx.Not(a) if isinstance(a, Expr) else not a
+            return tirx.Not(a) if is_expression(a) else not a
         absorbing = node.op == "Or"
         for one, other in ((a, b), (b, a)):
-            if not isinstance(one, Expr):
+            if not is_expression(one):
                 return absorbing if bool(one) is absorbing else other
         return (tirx.Or if absorbing else tirx.And)(a, b)
 
@@ -257,11 +266,11 @@ def _where(node: OnnxNode, inputs: Sequence[Known]) -> np.ndarray | SymbolicArra
     dtype = _dtype(inputs, 1)
 
     def choose(condition: Any, a: Any, b: Any) -> Element:
-        if not isinstance(condition, Expr):
+        if not is_expression(condition):
             return a if condition else b
         if dtype not in _INTEGERS:
             raise Inexact
-        return tirx.Select(condition, *(e if isinstance(e, Expr) else tirx.IntImm("int64", int(e)) for e in (a, b)))
+        return tirx.Select(condition, *(e if is_expression(e) else tirx.IntImm("int64", int(e)) for e in (a, b)))
 
     return map_elements(choose, _given(inputs), dtype)
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
+import tvm
 from tvm import relax, tirx
 
 from ..ir import Dim, Expr, GraphBuilder, constant, dim_text, simplified
@@ -17,6 +18,11 @@ from .limits import MAX_SYMBOLIC
 
 # Products with other factors are not exact: a network that scales extents does so by such.
 _MAX_DENOMINATOR = 2 ** 20
+
+
+def is_expression(value: object) -> bool:
+    """Whether ``value`` is an expression over symbols, not a number or a ratio."""
+    return isinstance(value, tvm.ir.Expr)
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Ratio:
         """``value`` as a ratio; Inexact for a number that is none of small terms."""
         if isinstance(value, Ratio):
             return value
-        if isinstance(value, Expr):
+        if is_expression(value):
             return cls(value, 1)
         if not math.isfinite(value):
             raise Inexact
@@ -43,7 +49,7 @@ class Ratio:
     def value(self) -> Ratio | float:
         """A plain number where there is no symbol left."""
         numerator = simplified(self.numerator)
-        return Ratio(numerator, self.denominator) if isinstance(numerator, Expr) else numerator / self.denominator
+        return Ratio(numerator, self.denominator) if is_expression(numerator) else numerator / self.denominator
 
 
 class Inexact(Exception):
@@ -74,13 +80,13 @@ class SymbolicArray:
         return self.elements.size
 
     def __str__(self) -> str:
-        return str([dim_text(e) if isinstance(e, Expr) else e for e in self.elements.reshape(-1)])
+        return str([dim_text(e) if is_expression(e) else e for e in self.elements.reshape(-1)])
 
 
 def known_array(elements: Iterable[Element], shape: Sequence[int], dtype: str) -> np.ndarray | SymbolicArray:
     """The array of ``elements`` in row-major order: a plain one where they are all numbers."""
-    simple = [e.value() if isinstance(e, Ratio) else simplified(e) if isinstance(e, Expr) else e for e in elements]
-    if not any(isinstance(e, (Expr, Ratio)) for e in simple):
+    simple = [e.value() if isinstance(e, Ratio) else simplified(e) if is_expression(e) else e for e in elements]
+    if not any((is_expression(e) or isinstance(e, Ratio)) for e in simple):
         return np.asarray(simple, dtype).reshape(shape)
     result = np.empty(len(simple), object)
     result[:] = simple
@@ -105,8 +111,8 @@ def map_elements(function: Callable[..., Element], arrays: Sequence[np.ndarray |
 def materialized(builder: GraphBuilder, name: str, array: SymbolicArray) -> relax.Var:
     """The array as a tensor of the graph."""
     flat = array.elements.reshape(-1)
-    plain = np.asarray([0 if isinstance(e, (Expr, Ratio)) else e for e in flat], array.dtype)
-    ratios = [e if isinstance(e, Ratio) else Ratio(_as_integer(e), 1) if isinstance(e, Expr) else Ratio(0, 1)
+    plain = np.asarray([0 if (is_expression(e) or isinstance(e, Ratio)) else e for e in flat], array.dtype)
+    ratios = [e if isinstance(e, Ratio) else Ratio(_as_integer(e), 1) if is_expression(e) else Ratio(0, 1)
               for e in flat]
     value = extents(builder, name, [r.numerator for r in ratios])
     if array.dtype != "int64":

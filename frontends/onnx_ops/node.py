@@ -154,8 +154,8 @@ class OnnxNode:
             if isinstance(bound, (tirx.Min, tirx.Max)):
                 for kept, limit in ((bound.a, bound.b), (bound.b, bound.a)):
                     if is_equal_dim(kept, other):
-                        pair = (limit, kept) if isinstance(bound, tirx.Min) else (kept, limit)
-                        self.requirements.append(Requirement(">=", *map(as_dim, pair), self.label))
+                        large, small = (limit, kept) if isinstance(bound, tirx.Min) else (kept, limit)
+                        self.requirements.append(Requirement(">=", as_dim(large), as_dim(small), self.label))
                         return
         self.requirements.append(Requirement("==", a, b, self.label))
 

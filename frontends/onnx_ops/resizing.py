@@ -80,7 +80,8 @@ def resize(node: OnnxNode) -> Results:
     x = node.expr(0)
     for axis in axes:
         before, after = node.numbers([source[axis], targets[axis]], "an axis that is resized")
-        scale = after / before if scales[axis] is None else scales[axis]
+        given = scales[axis]
+        scale = after / before if given is None else given
         region = None if regions is None else regions[axis]
         positions = _positions(form.coordinates, before, after, scale, region)
         x = _resize_axis(node, x, axis, positions, form, scale)

@@ -38,11 +38,12 @@ def slice_(node: OnnxNode) -> Results:
         raise node.fault("starts, ends, axes and steps do not fit",
                          found=(shape_text(starts), shape_text(ends), found, steps))
     cuts: dict[int, range | Interval] = {}
-    for axis, *bounds, step in zip(found, starts, ends, steps, strict=True):
-        if all(isinstance(v, int) for v in (source[axis], *bounds)):
-            cuts[axis] = range(*slice(*bounds, step).indices(source[axis]))
+    for axis, start, stop, step in zip(found, starts, ends, steps, strict=True):
+        extent = source[axis]
+        if isinstance(extent, int) and isinstance(start, int) and isinstance(stop, int):
+            cuts[axis] = range(*slice(start, stop, step).indices(extent))
         else:
-            cuts[axis] = _interval(source[axis], *bounds, step)
+            cuts[axis] = _interval(extent, start, stop, step)
     return sliced(node, node.value(0), cuts)
 
 
@@ -83,7 +84,7 @@ def sliced(node: OnnxNode, x: Tensor, cuts: Mapping[int, range | Interval]) -> T
     for axis, c in cut.items():
         _require_inside(node, c, source[axis])
     if cut:
-        is_symbolic = any(isinstance(v, Expr) for a, c in cut.items() for v in (source[a], c.start, c.stop))
+        is_symbolic = not all(isinstance(v, int) for a, c in cut.items() for v in (source[a], c.start, c.stop))
         value = node.emit(relax.op.strided_slice(
             value, list(cut), [c.start for c in cut.values()], [c.stop for c in cut.values()],
             [c.step for c in cut.values()], assume_inbound=is_symbolic))

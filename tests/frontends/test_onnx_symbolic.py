@@ -55,6 +55,7 @@ def test_a_scalar_input_may_be_fixed() -> None:
     nodes = [node("Equal", "rate,high", "flag"), node("Cast", "flag", "f", to=TensorProto.FLOAT), node("Mul", "x,f")]
     proto = model(nodes, {"x": [3], "rate": ("int64", [])}, "y", {"high": np.asarray(16)})
     imported = import_onnx(proto, dims={"rate": 16})
+    assert import_onnx(proto, [noise(3), np.asarray(16)], {"rate": 16}).inputs == imported.inputs
     assert [s.name for s in imported.inputs] == ["x"]
     assert np.array_equal(computed(imported, {"x": noise(3)})[0], noise(3))
 
