@@ -32,7 +32,7 @@ import tvm
 from tvm import relax
 
 from ..errors import VerificationError
-from ..ir import Expr, dims_of, dtype_of, equal_dims, shape_of
+from ..ir import Dim, Expr, dims_of, dtype_of, equal_dims, shape_of
 from .custom import register
 
 OPERANDS = ("x", "w", "r", "b", "h0", "c0", "lengths", "peepholes", "projection")
@@ -136,12 +136,12 @@ def is_recurrent(name: str | None) -> bool:
     return name in _NAMES
 
 
-def misfit(form: Recurrence, operands: Mapping[str, Expr]) -> tuple[str, str, str] | None:
-    """The first operand whose type does not fit the others, what it has and what it should have; None if all fit."""
+def expected_dims(form: Recurrence, operands: Mapping[str, Expr]) -> dict[str, tuple[Dim, ...]]:
+    """The shape that every operand has to have beside x, w and r, which are given, the last two with known extents."""
     x, (directions, rows, inputs) = dims_of(operands["x"]), shape_of(operands["w"])
     hidden = rows // form.gates
     state = shape_of(operands["r"])[-1] if "projection" in operands else hidden
-    expected = {
+    return {
         "x": (*x[:2], inputs),
         "w": (form.directions, form.gates * hidden, inputs),
         "r": (directions, rows, state),
@@ -152,6 +152,11 @@ def misfit(form: Recurrence, operands: Mapping[str, Expr]) -> tuple[str, str, st
         "peepholes": (directions, 3 * hidden),
         "projection": (directions, state, hidden),
     }
+
+
+def misfit(form: Recurrence, operands: Mapping[str, Expr]) -> tuple[str, str, str] | None:
+    """The first operand whose type does not fit the others, what it has and what it should have; None if all fit."""
+    expected = expected_dims(form, operands)
     for name, operand in operands.items():
         dtypes = ("int32", "int64") if name == "lengths" else ("float32",)
         if dtype_of(operand) not in dtypes or not equal_dims(dims_of(operand), expected[name]):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, constant, dims_of
-from ...operators.recurrent import DEFAULT_ACTIVATIONS, Activation, Recurrence, misfit
+from ...ir import Expr, constant, dims_of, is_static
+from ...operators.recurrent import DEFAULT_ACTIVATIONS, Activation, Recurrence, expected_dims, misfit
 from .. import emit
 from .broadcasting import shape_text, stated
 from .node import OnnxNode, Results, operator
@@ -28,12 +28,17 @@ def recurrent(node: OnnxNode) -> Results:
     form, batch_first = _form(node), bool(node.attribute("layout", 0))
     operands = {name: _operand(node, i, name, batch_first=batch_first)
                 for i, name in enumerate(_INPUTS) if node.has(i) and not _is_full_length(node, name)}
-    for name, rank in (("x", 3), ("w", 3), ("r", 3)):
-        if name not in operands or len(dims_of(operands[name])) != rank:
-            raise node.fault(f"the operand {name} has to have {rank} dimensions", expected="X, W and R")
+    for name in ("x", "w", "r"):
+        if name not in operands or len(dims_of(operands[name])) != 3:
+            raise node.fault(f"the operand {name} has to have 3 dimensions", expected="X, W and R")
+        if name != "x" and not is_static(operands[name]):
+            raise node.unsupported("with weights of unknown extents")
     hidden = dims_of(operands["r"])[2]
     if node.attribute("hidden_size", hidden) != hidden:
         raise node.fault("hidden_size is not that of the weights", found=node.attribute("hidden_size"), expected=hidden)
+    for name, dims in expected_dims(form, operands).items():
+        if name in operands and len(dims_of(operands[name])) == len(dims):
+            operands[name] = stated(node, operands[name], dims, f"the operand {name} does not fit the others")
     if wrong := misfit(form, operands):
         raise node.fault(f"the operand {wrong[0]} does not fit the others", found=wrong[1], expected=wrong[2])
     results = emit.recurrent(node.builder, node.name, form, **operands)
@@ -88,18 +93,11 @@ def _is_full_length(node: OnnxNode, name: str) -> bool:
 
 
 def _operand(node: OnnxNode, index: int, name: str, *, batch_first: bool) -> Expr:
-    if name not in ("x", "h0", "c0"):
+    if not batch_first or name not in ("x", "h0", "c0"):
         return node.expr(index)
     value = node.value(index)
-    if node.rank(index) != 3 or node.rank(0) != 3:
+    if node.rank(index) != 3:
         raise node.fault(f"the operand {name} has to have 3 dimensions", found=shape_text(node.dims(index)))
-    if name != "x" and isinstance(value, relax.Var):
-        axis = 0 if batch_first else 1
-        shape = [*node.dims(index)]
-        shape[axis] = node.dims(0)[axis]
-        value = stated(node, value, shape, f"the operand {name} does not fit the others")
-    if not batch_first:
-        return node.constant(value)
     if isinstance(value, np.ndarray):
         return constant(value.transpose(1, 0, 2).astype(np.float32))
     return node.emit(relax.op.permute_dims(value, [1, 0, 2]), name)

@@ -162,6 +162,22 @@ def test_the_batch_may_come_first(op: str) -> None:
             np.testing.assert_allclose(got, want.transpose(axes), rtol=0, atol=EPS * STEPS * (INPUTS + HIDDEN))
 
 
+def test_extents_under_different_names_are_the_same() -> None:
+    """The batch of a state is that of the sequence, whatever the file calls it."""
+    case = Case("LSTM", lengths=(5, 1, 2))
+    model, arrays = model_of(case, constants="WRB"), inputs_of(case)
+    names = {"X": ("steps", "batch", "features"), "L": ("samples",), "H": ("d", "n", "h"), "C": ("d", "batch", "h")}
+    for value in model.graph.input:
+        for dim, name in zip(value.type.tensor_type.shape.dim, names[value.name], strict=True):
+            dim.dim_param = name
+    imported = import_onnx(model)
+    shapes = {i.name: i.shape for i in imported.inputs}
+    batch = shapes["X"][1]
+    assert shapes == {"X": ("steps", batch, INPUTS), "L": (batch,), **dict.fromkeys("HC", (1, batch, HIDDEN))}
+    for got, want in zip(results(imported, arrays), results(import_onnx(model_of(case)), arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=EPS * STEPS * (INPUTS + HIDDEN))
+
+
 @pytest.mark.parametrize("opset", [7, 14, 22])
 def test_opsets(opset: int) -> None:
     case = Case("GRU")
