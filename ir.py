@@ -524,7 +524,7 @@ class TensorSpec:
 
 def dim_text(value: Dim) -> str:
     """An extent as people write it: ``(width + 7) // 8``."""
-    return _INT64.sub(r"\1", str(value))
+    return value.name if isinstance(value, tirx.Var) else _INT64.sub(r"\1", str(value))
 
 
 @dataclass(frozen=True)

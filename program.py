@@ -146,7 +146,7 @@ class Program:
                 raise ProgramError(f"dim '{name}' is out of the range that the model was exported for", found=extent,
                                    expected=f"at least {allowed.minimum}{most}")
         for requirement in self.requirements:
-            if not requirement.is_met(extents):
+            if requirement.symbols <= extents.keys() and not requirement.is_met(extents):
                 raise ProgramError("the inputs' extents do not fit this layer", layer=requirement.layer,
                                    found=", ".join(f"{name} = {extent}" for name, extent in extents.items()),
                                    expected=str(requirement))
@@ -335,6 +335,10 @@ def _misfit(spec: TensorSpec, array: np.ndarray, what: str) -> ProgramError:
     )
 
 
+# Elements that programs take for wider ones; every float is taken for float32.
+_WIDENED = {("int32", "int64"), ("int4", "int8"), ("int2", "int8"), ("uint4", "uint8"), ("uint2", "uint8")}
+
+
 def _typed(value: Any, spec: TensorSpec) -> np.ndarray:
     """``value`` as an array of the spec's type; ProgramError names the input where it is not."""
     if _is_torch(value):
@@ -342,8 +346,8 @@ def _typed(value: Any, spec: TensorSpec) -> np.ndarray:
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
     array = np.asarray(value)
     exact = array.dtype == spec.dtype
-    widened = {("float64", "float32"), ("float16", "float32"), ("int32", "int64")}
-    if not exact and (str(array.dtype), spec.dtype) not in widened:
+    name = str(array.dtype)
+    if not exact and (name, spec.dtype) not in _WIDENED and not ("float" in name and spec.dtype == "float32"):
         raise ProgramError(
             f"input '{spec.name}' has the wrong element type", found=str(array.dtype), expected=spec.dtype
         )

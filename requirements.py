@@ -43,6 +43,11 @@ class Requirement:
             return True if is_equal_dim(left, right) else None
         return True if analyzer.can_prove(left >= right) else False if analyzer.can_prove(left < right) else None
 
+    @property
+    def symbols(self) -> set[str]:
+        """The names of the symbols that it relates."""
+        return {s.name for side in (self.left, self.right) for s in symbols_in(as_dim(side))}
+
     def is_met(self, extents: Mapping[str, int]) -> bool:
         """Whether the relation holds for these extents of the symbols, by name."""
         left, right = (evaluate_dim(side, extents) for side in (self.left, self.right))

@@ -20,9 +20,11 @@ from tvm import relax
 from ..errors import PlanError, VerificationError
 from ..ir import (
     MOVEMENT_KINDS,
+    Constant,
     Dim,
     GraphBuilder,
     Group,
+    constant_value,
     dims_of,
     dtype_of,
     groups_of,
@@ -211,7 +213,10 @@ class _Lowering:
         types = list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
         attributes = json.dumps(attributes_of(call), sort_keys=True)
         unknown = [relax.TensorType(None, str(t.dtype), ndim=len(t.shape)) for t in types]
-        args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
+        given = {p: self.values[name, s.dtype]
+                 for p, name, s in zip(group.parameters, group.inputs, request.inputs, strict=True)}
+        args = [self._constant(group.name, constant_value(a)) if isinstance(a, Constant) else given[a]
+                for a in call.args[:-1]]
         packed = relax.call_pure_packed(
             host.NAME, tvm.ir.StringImm(op_name(call)), tvm.ir.StringImm(attributes),
             tvm.tirx.IntImm("int64", self._may_be_empty(group)), tvm.ir.StringImm(group.name), *args,
@@ -256,12 +261,7 @@ class _Lowering:
     def _launch(
         self, kernel: Kernel, name: str, args: list[relax.Var], types: list[relax.TensorType]
     ) -> list[relax.Var]:
-        constants = []
-        for i, array in enumerate(kernel.constants):
-            var = relax.Var(self.builder.unique(f"{name}.constant{i}"), relax.TensorType(array.shape, str(array.dtype)))
-            constants.append(var)
-            self.constants.append(array)
-            self.constant_vars.append(var)
+        constants = [self._constant(name, array) for array in kernel.constants]
         symbols = [self.symbols[s.name] for s in kernel.symbols]
         function = self._function(kernel.func, name)
         call = relax.call_tir(function, [*args, *constants, *symbols], types if len(types) > 1 else types[0])
@@ -269,6 +269,13 @@ class _Lowering:
         if len(types) == 1:
             return [result]
         return [self.builder.emit(relax.TupleGetItem(result, i), f"{name}.{t.dtype}") for i, t in enumerate(types)]
+
+    def _constant(self, name: str, array: np.ndarray) -> relax.Var:
+        """A further parameter of ``main`` that holds ``array``."""
+        var = relax.Var(self.builder.unique(f"{name}.constant"), relax.TensorType(array.shape, str(array.dtype)))
+        self.constants.append(array)
+        self.constant_vars.append(var)
+        return var
 
     def _function(self, func: tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
         """The GlobalVar of ``func`` in the lowered module, shared with an equal function that is there already."""

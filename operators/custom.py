@@ -13,7 +13,13 @@ from tvm import relax
 
 
 def register(name: str, arity: int, infer_type: Callable[[relax.Call], object]) -> tvm.ir.Op:
-    """Enter an operator of at most ``arity`` arguments in TVM's registry; ``infer_type`` gives a call's type."""
+    """Enter an operator of at most ``arity`` arguments in TVM's registry; ``infer_type`` gives a call's type.
+
+    The registry belongs to the process: where the package is imported once more, under another name, the operators
+    are there already.
+    """
+    if name in tvm.ir.Op.list_op_names():
+        return tvm.ir.Op.get(name)
     tvm.ir._ffi_api.RegisterOp(name, name)
     op = tvm.ir.Op.get(name)
     tvm.ir._ffi_api.OpSetNumInputs(op, arity)

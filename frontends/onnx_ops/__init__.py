@@ -16,6 +16,7 @@ from . import (
     contributed_norms,
     contributed_quantized,
     convolutions,
+    data_dependent,
     determinants,
     elementwise,
     generators,
@@ -44,6 +45,6 @@ __all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
 TABLES = (activations, arithmetic, caches, casts, classical, contributed, contributed_attention, contributed_norms,
-          contributed_quantized, convolutions, determinants, elementwise, generators, indexing, integers, linear,
-          linear_attention, movement, ngrams, normalization, optimizers, pooling, quantization, recurrent,
-          reductions, resizing, sampling, sequences, slicing, spectral, unfolding)
+          contributed_quantized, convolutions, data_dependent, determinants, elementwise, generators, indexing,
+          integers, linear, linear_attention, movement, ngrams, normalization, optimizers, pooling, quantization,
+          recurrent, reductions, resizing, sampling, sequences, slicing, spectral, unfolding)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, dims_of, dtype_of, product_of, simplified
+from ...ir import Dim, Expr, dtype_of, simplified
 from .. import emit
 from .algebra import Algebra
 from .broadcasting import shape_text
@@ -195,19 +195,6 @@ def triangle(node: OnnxNode) -> Results:
         raise node.fault("the input is not a matrix", found=shape_text(node.dims(0)))
     k = max(min(k, 2 ** 31), -2 ** 31)
     return node.emit((relax.op.triu if node.attribute("upper", 1) else relax.op.tril)(node.expr(0), k))
-
-
-@operator("Compress")
-def compress(node: OnnxNode) -> Results:
-    condition = np.flatnonzero(node.known(1, "a condition"))
-    x = node.expr(0)
-    if "axis" not in node.attributes:
-        x, axis = node.emit(relax.op.reshape(x, (product_of(node.dims(0)),)), "flat"), 0
-    else:
-        axis = node.axis(int(node.attributes["axis"]), node.rank(0))
-    if condition.size:
-        node.require_at_least(dims_of(x)[axis], int(condition[-1]) + 1)
-    return node.emit(relax.op.take(x, node.constant(condition.astype(np.int64)), axis, mode="clip"))
 
 
 @operator("ReverseSequence")
