@@ -152,3 +152,11 @@ def test_random_numbers_are_refused() -> None:
     for op in ("Bernoulli", "RandomUniformLike", "RandomNormalLike"):
         with pytest.raises(UnsupportedOperatorError, match="drawn at random"):
             import_onnx(graph([helper.make_node(op, ["x"], ["y"], seed=1.0)], {"x": x}, ["y"]), [x])
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8_e4m3fn", "float64"])
+def test_inputs_of_other_floats_are_taken(kind: str) -> None:
+    x = np.float32([1.5, -2]).astype(getattr(ml_dtypes, kind, kind))
+    program = narrowcast.compile(graph([helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)], {"x": x}, ["y"]),
+                                 num_threads=1)
+    np.testing.assert_array_equal(program(x), np.float32([1.5, -2]))
