@@ -29,7 +29,10 @@ from .metrics import METRICS
 BAD_INPUT, BUDGET_NOT_MET, INTERRUPTED = 2, 3, 130
 # Columns of tables that do not go to a terminal, unless COLUMNS says otherwise.
 _PLAIN_WIDTH = 120
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH)
+# Names of layers are shown as they are, whatever they look like.
+console = Console(
+    width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH, markup=False, emoji=False
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

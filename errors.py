@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     from .precision import PrecisionPlan
 
 
+# What was found or expected is cut to so many characters, a collection to so many problems.
+_LONGEST, _MOST = 600, 50
+
+
+def _shown(value: object, longest: int | None = None) -> str:
+    """``value`` as text that a terminal only shows: control characters, which a model's names may have, are escaped."""
+    text = str(value)
+    text = text if longest is None or len(text) <= longest else text[:longest] + " …"
+    return "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class CompileError(Exception):
     """Base of the family.
 
@@ -41,11 +52,11 @@ class CompileError(Exception):
         super().__init__(self._text())
 
     def _text(self) -> str:
-        parts = [f"{self.layer}: {self.problem}" if self.layer else self.problem]
+        parts = [_shown(f"{self.layer}: {self.problem}" if self.layer else self.problem)]
         if self.found is not None:
-            parts.append(f"found: {self.found}")
+            parts.append(f"found: {_shown(self.found, _LONGEST)}")
         if self.expected is not None:
-            parts.append(f"expected: {self.expected}")
+            parts.append(f"expected: {_shown(self.expected, _LONGEST)}")
         if self.hint is not None:
             parts.append(f"what to do: {self.hint}")
         return "\n  ".join(parts)
@@ -55,7 +66,8 @@ class CompileError(Exception):
         """One error that carries several independent ones; a single one is returned as it is."""
         if len(problems) == 1:
             return problems[0]
-        error = cls(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
+        lines = [f"- {p}" for p in problems[:_MOST]] + ["- …"] * (len(problems) > _MOST)
+        error = cls(f"{len(problems)} problems:\n" + "\n".join(lines))
         error.problems = tuple(problems)
         return error
 

@@ -267,6 +267,7 @@ class GraphBuilder:
         self._normalizer = relax.BlockBuilder()
         self._bindings: list[relax.VarBinding] = []
         self._names = {v.name for v in inputs}
+        self._tried: dict[str, int] = {}  # Of each name so many are known to be taken.
 
     def emit(self, value: Expr, name: str) -> relax.Var:
         """Bind ``value`` to a fresh variable called ``name`` (``name.1``, ``name.2`` … where taken)."""
@@ -292,10 +293,10 @@ class GraphBuilder:
 
     def unique(self, name: str) -> str:
         """``name``, or ``name.N`` with the smallest free N; the result is taken from then on."""
-        candidate, n = name, 0
-        while candidate in self._names:
+        n = self._tried.get(name, 0)
+        while (candidate := f"{name}.{n}" if n else name) in self._names:
             n += 1
-            candidate = f"{name}.{n}"
+        self._tried[name] = n + 1
         self._names.add(candidate)
         return candidate
 

@@ -12,6 +12,8 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _PARAMETERS = (".weight", ".bias")
 _ATTENTION = "scaled_dot_product_attention"
 _WITH_WEIGHTS = ("Conv", "ConvTranspose", "LSTM", "BatchNormalization", "LayerNormalization")
+# Modules nested deeper are not looked at.
+_DEEPEST = 64
 _COUNTER = re.compile(r"_\d+$")
 
 
@@ -28,7 +30,8 @@ class NodeNames:
         origins = {tuple(node.output): origin for node in graph.node if (origin := _origin(node)) is not None}
         self._last = {origin: outputs for outputs, origin in origins.items()}
         paths = {path for path, _ in self._last}
-        self._parents = {path[:i] for path in paths for i, character in enumerate(path) if character == "."}
+        self._parents = {path[:i] for path in paths if path.count(".") <= _DEEPEST
+                         for i, character in enumerate(path) if character == "."}
 
     def of(self, node: onnx.NodeProto) -> str:
         """The op name of ``node``.

@@ -45,3 +45,16 @@ def test_budget_error_carries_plan_and_drop() -> None:
         raise BudgetError("not met", plan=plan, measured_drop=0.25, hint="relax it")
     assert isinstance(caught.value, BudgetError)
     assert caught.value.plan is plan and caught.value.measured_drop == 0.25
+
+
+def test_text_shows_control_characters_and_no_more_than_can_be_read() -> None:
+    error = ImportModelError("not\ttext", layer="\x1b[2J\u202e", found="n" * 10_000)
+    text = str(error)
+    assert "\x1b" not in text and r"\x1b[2J\u202e: not\ttext" in text
+    assert len(text) < 1000 and text.endswith("n …")
+    assert error.found == "n" * 10_000
+
+
+def test_collect_many() -> None:
+    text = str(ImportModelError.collect([ImportModelError("wrong", layer=str(i)) for i in range(10_000)]))
+    assert text.startswith("10000 problems:\n- 0: wrong\n") and text.endswith("- 49: wrong\n- …")
