@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-kernels conformance models fuzz clean
+.PHONY: demo test lint bench bench-quantized bench-kernels conformance models fuzz clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
@@ -19,6 +19,10 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-models
 
 bench: $(VENV)/.installed-bench $(VENV)/.installed-models
 	$(BIN)/python -m benchmarks.networks
+
+# Quantized models as ONNX Runtime and PT2E give them.
+bench-quantized: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.quantized
 
 bench-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.kernels
