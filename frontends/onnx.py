@@ -85,6 +85,7 @@ def _translated(source: OnnxModel, signature: Signature) -> ImportedModel:
     importer.run(source.proto.graph.node, Place(scope, source.opsets, None),
                  [o.name for o in source.proto.graph.output])
     importer.raise_unsupported()
+    requirements = _checkable(importer.requirements, signature)
     names = [o.name for o in source.proto.graph.output]
     if not names:
         raise ImportModelError("the model has no outputs")
@@ -93,9 +94,17 @@ def _translated(source: OnnxModel, signature: Signature) -> ImportedModel:
     mod = with_main(tvm.IRModule(), main)
     if not relax.analysis.check_well_formed(mod):
         raise ImportModelError("the translated model is not well formed")
-    requirements = tuple({str(r): r for r in importer.requirements}.values())
     return ImportedModel(mod, signature.specs, tuple(names), "onnx", hints=likely(signature.hints, requirements),
                          requirements=requirements)
+
+
+def _checkable(requirements: Sequence[Requirement], signature: Signature) -> tuple[Requirement, ...]:
+    """The requirements, each once; UnsupportedOperatorError where one is on an extent that only running tells."""
+    problems = [UnsupportedOperatorError("extents that only running tells are not known to fit", layer=r.layer,
+                                         expected=r) for r in requirements if not r.symbols <= signature.hints.keys()]
+    if problems:
+        raise UnsupportedOperatorError.collect(problems)
+    return tuple({str(r): r for r in requirements}.values())
 
 
 def _as_variable(builder: GraphBuilder, value: Result, name: str) -> relax.Var:

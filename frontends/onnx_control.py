@@ -20,7 +20,7 @@ from .limits import MAX_UNROLLED
 from .onnx_ops import OnnxNode, TensorSequence, Value, normal_dtype
 from .onnx_ops.broadcasting import concatenable, shape_text
 from .onnx_ops.slicing import sliced
-from .onnx_reading import check_graph
+from .onnx_reading import check_graph, reads_of
 from .onnx_scope import UNKNOWN, Place, Result, Unknown
 from .symbolic_array import SymbolicArray, materialized
 
@@ -39,7 +39,8 @@ def _subgraph(node: OnnxNode, name: str, place: Place) -> onnx.GraphProto:
     graph = node.attribute(name)
     if not isinstance(graph, onnx.GraphProto):
         raise node.fault(f"the attribute {name} is missing")
-    check_graph(graph, place.scope.names())
+    mentioned = {n for inner in graph.node for n in (*inner.output, *reads_of(inner))}
+    check_graph(graph, place.scope.visible(mentioned | {v.name for v in (*graph.input, *graph.output)}))
     return graph
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -38,10 +38,11 @@ class Scope:
             return self.types.get(name)
         return self.parent.declared(name) if self.parent is not None else None
 
-    def names(self) -> set[str]:
-        """All names that are visible."""
-        outer = self.parent.names() if self.parent is not None else set()
-        return {*self.values, *self.initializers, *outer}
+    def visible(self, names: Iterable[str]) -> set[str]:
+        """Those of ``names`` that have a value here or around."""
+        asked = set(names)
+        own = {n for n in asked if n in self.values or n in self.initializers}
+        return own if self.parent is None else own | self.parent.visible(asked - own)
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,11 @@ def filled(node: OnnxNode, dims: Sequence[Dim], value: np.ndarray) -> Value:
 @operator("Range")
 def range_(node: OnnxNode) -> Results:
     """``start``, ``start + delta`` … below ``limit``, where the bounds are expressions over symbols."""
+    if not node.dtype(0).startswith("int"):
+        raise node.unsupported("of floats that depend on the model's inputs")
     bounds = [node.extents(i, "", what) for i, what in enumerate(("a start", "a limit", "a step"))]
-    if any(b is None or len(b) != 1 for b in bounds) or not node.dtype(0).startswith("int"):
-        raise node.unsupported("of other than three integers")
+    if any(b is None or len(b) != 1 for b in bounds):
+        raise node.fault("the bounds are not three numbers")
     start, limit, step = (b[0] for b in bounds if b is not None)
     if not isinstance(step, int) or step == 0:
         raise node.unsupported("with a step that is not a number")

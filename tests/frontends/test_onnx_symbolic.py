@@ -285,6 +285,13 @@ def test_elements_gathered_and_scattered_along_symbolic_axes() -> None:
     agrees(proto, {"x": noise(3, 4)}, {"x": noise(2, 2)})
 
 
+def test_extents_that_only_running_tells_cannot_be_required() -> None:
+    proto = model([node("NonZero", "x", "n"), node("Cast", "n", "f", to=TensorProto.FLOAT), node("Add", "f,c")],
+                  {"x": [9]}, "y", {"c": noise(1, 4)})
+    with pytest.raises(UnsupportedOperatorError, match="y: extents that only running tells"):
+        import_onnx(proto)
+
+
 def test_symbols_are_called_as_they_are_printed() -> None:
     proto = model([node("Relu", "x")], {"x": ["Dynamic.0", None]})
     imported = import_onnx(proto)
