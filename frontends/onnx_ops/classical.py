@@ -138,10 +138,10 @@ def _read_trees(node: OnnxNode) -> _Trees:
     if not len(roots) or (roots < 0).any() or (roots >= count).any() or not known:
         raise node.fault("the trees are unusable", found=(roots.tolist(), modes.tolist()))
     padding = np.zeros(leaves, np.int64)
+    members = np.concatenate([_members(node, modes), np.full((leaves, _widest(node)), np.nan, np.float32)])
     return _Trees(
-        count, roots, np.concatenate([read("nodes_featureids").astype(np.int64), padding]), np.concatenate([modes, padding]),
-        np.concatenate([read("nodes_splits"), padding]).astype(np.float32),
-        np.concatenate([_members(node, modes), np.full((leaves, _widest(node)), np.nan, np.float32)]),
+        count, roots, np.concatenate([read("nodes_featureids").astype(np.int64), padding]),
+        np.concatenate([modes, padding]), np.concatenate([read("nodes_splits"), padding]).astype(np.float32), members,
         np.concatenate([read("nodes_missing_value_tracks_true"), padding]).astype(bool), *children,
         _depth(node, roots, count, children))
 
