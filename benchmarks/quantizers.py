@@ -54,15 +54,16 @@ def quantize_onnx(model: onnx.ModelProto, calibration: Sequence[Arrays], *, form
 
 
 def quantize_pt2e(
-    module: nn.Module, calibration: Sequence[tuple[torch.Tensor, ...]]
+    module: nn.Module, calibration: Sequence[tuple[torch.Tensor, ...]], *, dynamic: bool = False
 ) -> tuple[nn.Module, ExportedProgram]:
-    """``module`` quantized for x86, products of two tensors as well; as a module, and exported."""
+    """``module`` quantized for x86, products of two tensors as well; as a module, and exported. ``dynamic``: ranges of
+    activations are found when it runs."""
     need("torchao")
     with quiet():
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-        config = x86.get_default_x86_inductor_quantization_config()
+        config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
         quantizer = x86.X86InductorQuantizer().set_global(config)
         quantizer.set_function_type_qconfig(torch.matmul, config)
         observed = prepare_pt2e(torch.export.export(module.eval(), calibration[0]).module(), quantizer)

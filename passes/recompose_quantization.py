@@ -50,7 +50,7 @@ def _find(graph: Graph, binding: relax.VarBinding) -> Replacement | None:
     sources: dict[relax.Var, tuple[Expr, Grid]] = {}
     pending = [integers]
     while pending:
-        var = pending.pop()
+        var = pending.pop(0)
         inner = graph.producer(var)
         if inner is None:
             return None

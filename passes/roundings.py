@@ -79,7 +79,7 @@ def _move(graph: Graph, call: relax.Call, grid: Grid) -> Replacement | None:
     sources: list[relax.Var] = []
     pending = [call.args[0]]
     while pending:
-        var = pending.pop()
+        var = pending.pop(0)
         binding = graph.producer(var)
         if binding is None or graph.only_reader(var) is None:
             if not _is_rounded(graph, var):

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import narrowcast
+from narrowcast.backends.target import Target
 from narrowcast.benchmarks.peers import export_onnx
 from narrowcast.benchmarks.quantizers import quantize_onnx
+from narrowcast.frontends import import_model
 from narrowcast.models.random_weights import initialize
 from narrowcast.models.resnet import Bottleneck
+from narrowcast.passes import run_pipeline
+from narrowcast.verification import kernel_agreement
 
 
 class Small(nn.Module):
@@ -113,6 +117,17 @@ def test_a_residual_network_has_exactly_the_levels_of_onnx_runtime() -> None:
     assert program.report.int8_share == pytest.approx(1.0)
     assert stored_as_float(program) == [program.plan.decisions[-1].op]
     assert steps_apart(model, program, samples(64)) <= 1e-3
+
+
+@pytest.mark.isa("avx512_vnni")
+@pytest.mark.parametrize("kind", [Small, Residual])
+def test_kernels_and_evaluator_have_the_same_levels(kind: type[nn.Module]) -> None:
+    size = 64 if kind is Residual else 16
+    mod = run_pipeline(import_model(quantized(kind, size)).mod)
+    plan = narrowcast.compile(quantized(kind, size)).plan
+    agreements = kernel_agreement(mod, plan, Target.parse("cpu", 2), samples(size)[:1])
+    assert all(a.ok for a in agreements), [a.detail for a in agreements if not a.ok]
+    assert max(a.steps for a in agreements if a.steps is not None and a.kind != "pool") == 0
 
 
 @pytest.mark.isa("avx512_vnni")

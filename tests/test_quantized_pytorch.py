@@ -80,3 +80,14 @@ def test_the_module_itself_compiles_as_well() -> None:
     program = narrowcast.compile(module, example_inputs=inputs[0])
     found, largest = largest_difference(module, program, inputs)
     assert found <= largest / 255
+
+
+def test_ranges_found_at_run_time_compute_in_floating_point() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    inputs = [(torch.randn(4, 32),) for _ in range(2)]
+    module, exported = quantize_pt2e(network, inputs, dynamic=True)
+    program = narrowcast.compile(exported)
+    found, largest = largest_difference(module, program, inputs)
+    assert found <= largest / 255
+    assert {d.precision for d in program.plan.decisions} == {narrowcast.Precision.FP32}
