@@ -254,6 +254,9 @@ class _Importer:
         if len(resolved.inputs) > len(function.input):
             raise resolved.fault("the function takes fewer arguments", found=len(resolved.inputs),
                                  expected=len(function.input))
+        if len(node.output) > len(function.output):
+            raise resolved.fault("the function has fewer results", found=list(node.output),
+                                 expected=len(function.output))
         arguments = [*resolved.inputs, *[None] * (len(function.input) - len(resolved.inputs))]
         scope = Scope(dict(zip(function.input, arguments, strict=True)),
                       types=dict(zip(function.input, resolved.declared, strict=False)))
