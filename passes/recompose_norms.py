@@ -11,6 +11,9 @@ from tvm import relax
 from ..ir import Constant, Expr, constant, constant_value, dims_of, dtype_of, op_name, product_of, same_dims
 from .graph import Graph, Replacement, is_close, replace_matches, same, scalar
 
+# Products with and sums of constants that may follow a normalization and belong to it.
+_STEPS = 4
+
 
 @dataclass(frozen=True)
 class RecomposeLayerNorm:
@@ -115,12 +118,13 @@ def _replacement(graph: Graph, binding: relax.VarBinding, kind: str) -> Replacem
     return Replacement((norm.x,), lambda emit, x: norm.call(x))
 
 
-def _norm(graph: Graph, expr: Expr, kind: str) -> _Norm | None:
+def _norm(graph: Graph, expr: Expr, kind: str, steps: int = _STEPS) -> _Norm | None:
+    """The normalization that ``expr`` is, behind at most so many products with and sums of constants."""
     named = graph.call(expr, kind)
     if named is not None:
         return _named(named, kind)
     core = _layer_core(graph, expr) if kind == "relax.nn.layer_norm" else _rms_core(graph, expr)
-    return core if core is not None else _affine(graph, expr, kind)
+    return core if core is not None or steps == 0 else _affine(graph, expr, kind, steps)
 
 
 def _named(call: relax.Call, kind: str) -> _Norm | None:
@@ -133,7 +137,7 @@ def _named(call: relax.Call, kind: str) -> _Norm | None:
     return _Norm(kind, call.args[0], gamma, beta, float(call.attrs.epsilon))
 
 
-def _affine(graph: Graph, expr: Expr, kind: str) -> _Norm | None:
+def _affine(graph: Graph, expr: Expr, kind: str, steps: int) -> _Norm | None:
     operators = ("relax.multiply", "relax.add") if kind == "relax.nn.layer_norm" else ("relax.multiply",)
     call = graph.call(expr, *operators)
     if call is None:
@@ -141,7 +145,7 @@ def _affine(graph: Graph, expr: Expr, kind: str) -> _Norm | None:
     for inner, factor in (call.args, reversed(call.args)):
         if not isinstance(factor, Constant) or not isinstance(inner, relax.Var) or graph.only_reader(inner) is None:
             continue
-        norm = _norm(graph, inner, kind)
+        norm = _norm(graph, inner, kind, steps - 1)
         value = constant_value(factor).astype(np.float64)
         if norm is None or not same_dims(inner, expr):
             continue
