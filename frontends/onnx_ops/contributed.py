@@ -3,6 +3,8 @@ convolution and product operators, and forms of ONNX's operators that are older 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tvm import relax
 
@@ -79,7 +81,7 @@ def _activated(node: OnnxNode, x: Tensor, parameters: tuple[float, ...]) -> Tens
         return x
     if activation not in names:
         raise node.unsupported(f"with the activation {activation}")
-    attributes = dict(zip(names[activation], parameters, strict=False))
+    attributes: dict[str, Any] = dict(zip(names[activation], parameters, strict=False))
     return standard(node, activation, [x], opset=6 if activation == "Clip" else 20, **attributes)
 
 

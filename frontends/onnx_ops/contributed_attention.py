@@ -6,12 +6,12 @@ filter value where they hide a key; what causality hides adds ``emit.MASKED``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, constant, dims_of, dtype_of
+from ...ir import Dim, Expr, dims_of, dtype_of
 from .. import emit
 from ..extents import positions, triangle
 from .broadcasting import broadcastable
@@ -60,7 +60,8 @@ def _extended(node: OnnxNode, past: Tensor | None, new: Expr, part: str) -> Expr
 
 def _hidden(node: OnnxNode, hides: Expr, value: float) -> relax.Var:
     """The bias of booleans that say which keys are hidden."""
-    return node.emit(relax.op.where(hides, constant(np.float32(value)), constant(np.float32(0))), "mask")
+    hidden, seen = (emit.float_constant(np.asarray(v)) for v in (value, 0.0))
+    return node.emit(relax.op.where(hides, hidden, seen), "mask")
 
 
 def _mask(node: OnnxNode, index: int, batch: Dim, keys: Dim) -> Expr:
@@ -226,7 +227,7 @@ def rotated(node: OnnxNode, x: Expr, tables: tuple[Tensor, Tensor], place: Tenso
     else:
         a, b = _parts(node, turned, (half, half), ("left", "right"))
 
-    def mixed(op: object, first: Expr, second: Expr) -> relax.Var:
+    def mixed(op: Callable[[Expr, Expr], Expr], first: Expr, second: Expr) -> relax.Var:
         products = [node.emit(relax.op.multiply(*broadcastable(node, [t, f])), "product")
                     for t, f in ((a, first), (b, second))]
         return node.emit(op(*products), "turned")

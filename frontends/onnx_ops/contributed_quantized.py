@@ -151,7 +151,7 @@ def matmul_n_bits(node: OnnxNode) -> Results:
         raise node.fault("the weight does not fit the attributes", found=packed.shape,
                          expected=f"{columns} columns of {blocks} blocks of {block} {bits}-bit levels")
     levels = unpacked(packed.reshape(columns, blocks, -1), bits).astype(np.float32)
-    zero = np.float32(2 ** (bits - 1))
+    zero: np.ndarray = np.full((), 2 ** (bits - 1), np.float32)
     if node.has(3):
         points = node.known(3, "zero points")
         if points.dtype == np.uint8:
@@ -167,10 +167,10 @@ def matmul_n_bits(node: OnnxNode) -> Results:
 def gather_block_quantized(node: OnnxNode) -> Results:
     """Rows of a table that is quantized in blocks; it is dequantized here."""
     table, scales = node.known(0, "a table"), node.known(2, "scales").astype(np.float32)
-    bits, zero = int(node.attribute("bits", 4)), np.float32(0)
+    bits, zero = int(node.attribute("bits", 4)), np.asarray(0, np.float32)
     if table.dtype == np.uint8:
         table = unpacked(table, bits) if bits < 8 else table
-        zero = np.float32(2 ** (bits - 1))
+        zero = np.asarray(2 ** (bits - 1), np.float32)
     axis = node.axis(int(node.attribute("quantize_axis", 1)), table.ndim)
     block = int(node.attribute("block_size", 128)) or table.shape[axis]
     if block < 1 or scales.ndim != table.ndim or scales.shape[axis] != -(-table.shape[axis] // block):
