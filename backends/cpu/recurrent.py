@@ -127,7 +127,8 @@ def _sizes_of(form: Recurrence, operands: Mapping[str, Expr], loops: Loops) -> _
     lanes, usual = loops.vector_bytes // 4, loops.typically(batch)
     # Sums of four gates of four samples leave registers of AVX-512 for the weights; AVX2 has half as many.
     rows = max(1, min(8, lanes // form.gates))
-    tile = 1 if "lengths" in operands else max(1, min(rows, usual, -(-usual * form.directions // loops.threads)))
+    own = max(1, min(usual, -(-usual * form.directions // loops.threads)))  # samples for each thread, in equal tiles
+    tile = 1 if "lengths" in operands else -(-own // -(-own // rows))
     return _Sizes(steps, batch, inputs, outputs // form.gates, shape_of(operands["r"])[2], lanes, rows, tile)
 
 
