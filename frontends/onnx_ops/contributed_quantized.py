@@ -177,7 +177,7 @@ def gather_block_quantized(node: OnnxNode) -> Results:
         raise node.fault("the scales do not fit the blocks", found=scales.shape, expected=f"blocks of {block}")
 
     def spread(values: np.ndarray) -> np.ndarray:
-        return values.repeat(block, axis).take(np.arange(table.shape[axis]), axis)
+        return values.take(np.arange(table.shape[axis]) // block, axis)
 
     if node.has(3):
         points = node.known(3, "zero points")

@@ -82,11 +82,12 @@ def parameter(node: OnnxNode, index: int, data: int = 0) -> Tensor:
             raise node.fault("scale or zero point does not fit the axis", found=dims, expected=(source[axis],))
         return reshaped(node, value, tuple(-1 if i == axis else 1 for i in range(len(source))))
     extent = node.numbers(source, "the input")[axis]
-    if len(dims) != len(source) or dims[axis] != -(-extent // block):
+    if block < 0 or len(dims) != len(source) or dims[axis] != -(-extent // block):
         raise node.fault("scale or zero point does not fit the blocks", found=dims,
                          expected=f"{-(-extent // block)} blocks of {block} along axis {axis}")
     if isinstance(value, np.ndarray):
-        return value.repeat(block, axis).take(np.arange(extent), axis)
+        return value.take(np.arange(extent) // block, axis)
+    block = max(min(block, extent), 1)
     repeated = node.emit(relax.op.repeat(value, block, axis), "blocks")
     return repeated if extent % block == 0 else \
         node.emit(relax.op.strided_slice(repeated, [axis], [0], [extent]), "blocks")
