@@ -44,12 +44,12 @@ def output_named_twice() -> onnx.ModelProto:
     return result
 
 
-@legal(X + 500)
+@legal(X + 200)
 def nodes_in_reverse() -> onnx.ModelProto:
-    nodes = [node("Add", f"v{i}" if i else "x", f"v{i + 1}") for i in range(500)]
+    nodes = [node("Add", f"v{i}" if i else "x", f"v{i + 1}") for i in range(200)]
     for added in nodes:
         added.input.append("one")
-    return model(node("Identity", "v500"), *reversed(nodes), one=np.float32(1))
+    return model(node("Identity", "v200"), *reversed(nodes), one=np.float32(1))
 
 
 @legal(X * 400)
