@@ -254,6 +254,10 @@ def _runs(source: tuple[Dim, ...], result: tuple[Dim, ...]) -> list[tuple[list[i
         if left == right:
             runs.append(run)
             run = ([], [])
+    if run[0]:  # Extents that are not known to agree: one run of all that is left.
+        runs.append((run[0], [*run[1], *rest]))
+    elif runs:
+        runs[-1][1].extend(rest)
     return runs
 
 

@@ -183,6 +183,14 @@ def test_reshaped_layout_is_right(data: st.DataObject) -> None:
     np.testing.assert_array_equal(stored, array.reshape(result).transpose(layout))
 
 
+def test_extents_that_are_not_known_to_agree_are_one_run() -> None:
+    """Windows put together: 4 · (width // 4) is not known to be the width, so no axis may move before the reshape."""
+    batch, width = tvm.tirx.Var("batch", "int64"), tvm.tirx.Var("width", "int64")
+    windows = (batch, width // 4, 2, 4, 8)
+    assert reshaped_layout(windows, (0, 2, 1, 3, 4), (batch, 2, width, 8)) is None
+    assert reshaped_layout(windows, (0, 4, 1, 2, 3), (batch, 2 * (width // 4), 4, 8)) == (0, 3, 1, 2)
+
+
 def test_simplify_after_it_leaves_no_reshape_of_a_reshape() -> None:
     net = Net((2, 1, 1, 8))
     y = net(op.reshape(net.x, (2, 1, 8, 1)))

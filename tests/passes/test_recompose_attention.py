@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax
 
+from narrowcast import ir
 from narrowcast.ir import Expr, op_bindings
+from narrowcast.operators import reference
 from narrowcast.passes import RecomposeAttention, Simplify, ToChannelsLast
 
 from .graphs import EPS, Net, apply_checked, assert_unchanged, const, ops_of, weights
@@ -169,3 +172,64 @@ def test_softmax_of_something_else_is_refused() -> None:
         return net(op.square(scores))
 
     assert "not a scaled matrix product" in _refusal(net, _product_form(net, squared))
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize("number", [-np.inf, -1e9])
+def test_a_choice_of_a_hiding_number_is_a_mask(hidden: bool, number: float) -> None:
+    net = _net()
+    below = np.tri(S, T, dtype=bool)
+    keep = ir.constant(~below if hidden else below)
+
+    def hide(net: Net, scores: Expr) -> Expr:
+        branches = (const(number), scores) if hidden else (scores, const(number))
+        return net(op.where(keep, *branches))
+
+    after = apply_checked(RecomposeAttention(), net.module(_product_form(net, lambda n, s: hide(n, _scale(n, s)))))
+    assert {"attention_bias", "where"} <= set(ops_of(after)) and "softmax" not in ops_of(after)
+
+
+def test_a_choice_of_a_number_that_hides_nothing_stays() -> None:
+    net = _net()
+    keep = ir.constant(np.tri(S, T, dtype=bool))
+    mod = net.module(_product_form(net, lambda n, s: n(op.where(keep, s, const(-10.0)))))
+    assert_unchanged(RecomposeAttention(), mod)
+    assert [reason for _, reason in RecomposeAttention().refusals(mod)] == [
+        "the scores are not a scaled matrix product plus a mask"]
+
+
+@pytest.mark.parametrize("mask", [(1, 1, 1, T), (B, 1, S, T)])
+def test_reshapes_between_product_mask_and_softmax_are_looked_through(mask: tuple[int, ...]) -> None:
+    """Bloom's form: products of [batch · heads, …], masks of [batch, heads, …]."""
+    net = _net(mask)
+    q, k, v = (net(op.reshape(x, (B * H, *ir.shape_of(x)[2:]))) for x in net.inputs[:3])
+    scores = net(op.matmul(q, net(op.permute_dims(k, [0, 2, 1]))))
+    masked = net(op.add(net(op.reshape(scores, (B, H, S, T))), net.inputs[3]))
+    probabilities = net(op.reshape(net(op.nn.softmax(masked)), (B * H, S, T)))
+    after = apply_checked(RecomposeAttention(), net.module(net(op.matmul(probabilities, v))))
+    assert "attention_bias" in ops_of(after) and "softmax" not in ops_of(after)
+
+
+def test_a_mask_over_a_split_batch_is_spread() -> None:
+    """Swin's form: scores of [images, windows, heads, …] and one mask for every window."""
+    net = Net((6, H, S, D), (6, H, S, D), (6, H, S, D), (1, 3, 1, S, S))
+    q, k, v, mask = net.inputs
+    scores = net(op.matmul(q, net(op.permute_dims(k, [0, 1, 3, 2]))))
+    masked = net(op.add(net(op.reshape(scores, (2, 3, H, S, S))), mask))
+    probabilities = net(op.nn.softmax(net(op.reshape(masked, (6, H, S, S)))))
+    after = apply_checked(RecomposeAttention(), net.module(net(op.matmul(probabilities, v))))
+    assert "attention_bias" in ops_of(after) and "softmax" not in ops_of(after)
+
+
+def test_symbolic_extents() -> None:
+    batch, steps = tvm.tirx.Var("batch", "int64"), tvm.tirx.Var("steps", "int64")
+    net = Net(*[(batch, H, steps, D)] * 3, (batch, 1, 1, steps))
+    q, k, v, mask = net.inputs
+    scores = _scale(net, net(op.matmul(q, net(op.permute_dims(k, [0, 1, 3, 2])))))
+    before = net.module(net(op.matmul(net(op.nn.softmax(net(op.add(scores, mask)))), v)))
+    after = RecomposeAttention()(before)
+    assert "attention_bias" in ops_of(after) and "softmax" not in ops_of(after)
+    for extents in ({"batch": 2, "steps": 5}, {"batch": 1, "steps": 7}):
+        inputs = [torch.randn([ir.evaluate_dim(d, extents) for d in ir.dims_of(p)]) for p in before["main"].params]
+        expected, found = (reference.run(mod, inputs)[0] for mod in (before, after))
+        torch.testing.assert_close(found, expected, rtol=16 * EPS, atol=16 * EPS * D)
