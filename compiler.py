@@ -19,7 +19,7 @@ from .assignment import solve
 from .backends.costs import CostTable
 from .backends.cpu.emit import emit
 from .backends.cpu.kernel import Kernel, KernelRequest
-from .backends.effort import peak_bytes, steps
+from .backends.effort import host_steps, peak_bytes, steps
 from .backends.executable import Executable, build_library
 from .backends.lower import Lowered, lower
 from .backends.target import Target
@@ -31,7 +31,7 @@ from .calibration.evaluator import Evaluator
 from .calibration.sensitivity import Sensitivities, estimate_sensitivities, output_scales
 from .calibration.statistics import Statistics
 from .decisions import build_plan
-from .errors import BudgetError, DataError, PlanError, TargetError
+from .errors import BudgetError, DataError, PlanError, ProgramError, TargetError
 from .frontends import ImportedModel, import_model
 from .given import GIVEN_REASON, WITHOUT_INT8, Given
 from .ir import TensorSpec, groups_of, outputs_of
@@ -471,7 +471,10 @@ class _Job:
         main = self.network.mod["main"]
         inputs = self.imported.inputs
         outputs = [TensorSpec.of(v, n) for n, v in zip(self.imported.outputs, outputs_of(main), strict=True)]
-        latency = self.latencies(built) if self.is_measured(built) else {}
+        try:
+            latency = self.latencies(built) if self.is_measured(built) else {}
+        except ProgramError:  # Nothing can be found in random inputs.
+            latency = {}
         report = replace(
             report,
             weight_bytes=weight_bytes(built.lowered.constants),
@@ -504,7 +507,8 @@ class _Job:
         return (
             self.target.runs_here()
             and peak_bytes(self.network.mod["main"], extents) <= MEASURED_BYTES
-            and steps(built.lowered.kernels.values(), extents) <= MEASURED_STEPS
+            and steps(built.lowered.kernels.values(), extents) + host_steps(self.network.groups, extents)
+            <= MEASURED_STEPS
         )
 
     def latencies(self, built: _Built) -> dict[str, float]:

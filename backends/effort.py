@@ -9,7 +9,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
-from ..ir import evaluate_dim, is_number, op_bindings, outputs_of, variables_of
+from ..ir import Group, evaluate_dim, is_number, op_bindings, outputs_of, variables_of
+from ..operators.data_dependent import is_data_dependent
 from .cpu.kernel import Kernel
 
 # Multiply-adds of one statement of a kernel that has a builder.
@@ -41,7 +42,11 @@ def _bytes(ty: tvm.ir.Type, extents: Mapping[str, int]) -> int:
         return sum(_bytes(field, extents) for field in ty.fields)
     if not isinstance(ty, relax.TensorType):
         return 0
-    return math.prod(evaluate_dim(d, extents) for d in ty.shape) * _width(str(ty.dtype))
+    return _elements(ty, extents) * _width(str(ty.dtype))
+
+
+def _elements(ty: relax.TensorType, extents: Mapping[str, int]) -> int:
+    return math.prod(evaluate_dim(d, extents) for d in ty.shape)
 
 
 def _width(dtype: str) -> int:
@@ -52,6 +57,12 @@ def steps(kernels: Iterable[Kernel], extents: Mapping[str, int]) -> int:
     """About how many statements one call of each kernel executes at these extents of symbols: the loops of plain
     kernels, a vector of multiply-adds as one, and every element that is read or written."""
     return sum(max(kernel.macs // _VECTOR, _Counter(kernel.func, extents).total()) for kernel in kernels)
+
+
+def host_steps(groups: Iterable[Group], extents: Mapping[str, int]) -> int:
+    """About how long operators that run on the host take, in the same unit, at most: they compare all with all."""
+    found = (g for g in groups if is_data_dependent(g.bindings[0].value))
+    return sum(sum(_elements(p.ty, extents) for p in g.parameters) ** 2 for g in found)
 
 
 class _Counter:
