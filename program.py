@@ -91,6 +91,7 @@ class Program:
         self.typical = dict(typical)
         self.ranges = dict(ranges)
         self.requirements = tuple(requirements)
+        self._accepted: dict[str, int] = {}  # Extents that were checked last.
         self.plan = plan
         self.report = report
         self.stages = tuple(stages)
@@ -139,6 +140,13 @@ class Program:
         """The values as arrays that fit the inputs; ProgramError names what does not."""
         arrays = [_typed(v, s) for v, s in zip(values, self.inputs, strict=True)]
         extents = _extents(arrays, self.inputs)
+        if extents != self._accepted:
+            self._check_extents(extents)
+            self._accepted = extents
+        return arrays
+
+    def _check_extents(self, extents: Mapping[str, int]) -> None:
+        """ProgramError where the symbols' extents are out of range or do not fit each other."""
         for name, extent in extents.items():
             allowed = self.ranges.get(name, DimRange())
             if extent < allowed.minimum or (allowed.maximum is not None and extent > allowed.maximum):
@@ -150,7 +158,6 @@ class Program:
                 raise ProgramError("the inputs' extents do not fit this layer", layer=requirement.layer,
                                    found=", ".join(f"{name} = {extent}" for name, extent in extents.items()),
                                    expected=str(requirement))
-        return arrays
 
     # Looking into it ---------------------------------------------------------------------------------------------
 

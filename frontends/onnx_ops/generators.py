@@ -10,7 +10,7 @@ from onnx import helper
 from tvm import relax, tirx
 
 from ...ir import Dim, product_of, simplified
-from ..extents import extent
+from ..extents import extent, positions
 from ..limits import MAX_ELEMENTS
 from ..symbolic_array import known_array
 from .broadcasting import shape_text
@@ -70,13 +70,19 @@ def range_(node: OnnxNode) -> Results:
 
 @operator("EyeLike")
 def eye_like(node: OnnxNode) -> Results:
-    source = node.shape(0)
-    if len(source) != 2 or math.prod(source) > MAX_ELEMENTS >> 6:
-        raise node.fault("the input is not a matrix of sensible size", found=source)
+    source = node.dims(0)
+    if len(source) != 2 or math.prod(d for d in source if isinstance(d, int)) > MAX_ELEMENTS >> 6:
+        raise node.fault("the input is not a matrix of sensible size", found=shape_text(source))
     dtype = node.dtype(0)
     if "dtype" in node.attributes:
         dtype = normal_dtype(helper.tensor_dtype_to_np_dtype(node.attributes["dtype"])) or dtype
-    return np.eye(*source, k=int(node.attribute("k", 0)), dtype=dtype)
+    k = int(node.attribute("k", 0))
+    if all(isinstance(d, int) for d in source):
+        return np.eye(*node.numbers(source, "input 0"), k=k, dtype=dtype)
+    rows, columns = (positions(node.builder, node.name, d) for d in source)
+    column = node.emit(relax.op.expand_dims(rows, 1), "rows")
+    places = node.emit(relax.op.add(column, node.constant(k, "int64")), "rows")
+    return node.emit(relax.op.astype(node.emit(relax.op.equal(places, columns), "diagonal"), dtype))
 
 
 @operator("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")

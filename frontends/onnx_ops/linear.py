@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of
+from ...ir import Dim, Expr, dims_of, is_equal_dim
 from ..equations import is_sound, sums_over_ellipsis
 from .broadcasting import broadcast_dims, broadcastable, is_number, shape_text, stated
 from .node import OnnxNode, Results, operator
+
+# No extent is as large.
+_BEYOND = 2 ** 40
 
 
 def scaled(node: OnnxNode, x: Expr, factor: float, part: str | None = None) -> Expr:
@@ -74,10 +77,44 @@ def gemm(node: OnnxNode) -> Results:
 
 @operator("Einsum")
 def einsum(node: OnnxNode) -> Results:
-    equation, count = str(node.attribute("equation", "")).replace(" ", ""), len(node.inputs)
-    shapes = [node.shape(i) for i in range(count)]
-    if not is_sound(equation, shapes):
-        raise node.fault("the equation does not fit the operands", found=equation, expected=shapes)
+    equation = str(node.attribute("equation", "")).replace(" ", "")
+    operands = _agreeing(node, equation.partition("->")[0].split(","), [node.expr(i) for i in range(len(node.inputs))])
+    shapes = [dims_of(x) for x in operands]
+    if not is_sound(equation, _numbered(shapes)):
+        raise node.fault("the equation does not fit the operands", found=equation,
+                         expected=", ".join(map(shape_text, shapes)))
     if sums_over_ellipsis(equation):
         raise node.unsupported("that sums over an ellipsis")
-    return node.emit(relax.op.einsum([node.expr(i) for i in range(count)], equation))
+    return node.emit(relax.op.einsum(operands, equation))
+
+
+def _agreeing(node: OnnxNode, terms: list[str], operands: list[Expr]) -> list[Expr]:
+    """``operands`` stated so that symbolic extents of one letter are provably equal."""
+    shapes = [dims_of(x) for x in operands]
+    if all(isinstance(d, int) for s in shapes for d in s) or len(terms) != len(operands):
+        return operands
+    extents: dict[str, Dim] = {}
+    named = [dict(zip(t, s, strict=False)) if "..." not in t else {} for t, s in zip(terms, shapes, strict=True)]
+    for letters in named:
+        for letter, extent in letters.items():
+            extents[letter] = broadcast_dims([[extent], [extents.get(letter, 1)]])[0]
+    return [stated(node, x, [o if is_number(o, 1) else extents[n] for n, o in letters.items()])
+            if len(letters) == len(shape) else x
+            for x, letters, shape in zip(operands, named, shapes, strict=True)]
+
+
+def _numbered(shapes: list[tuple[Dim, ...]]) -> list[tuple[int, ...]]:
+    """``shapes`` with a number of its own for every symbolic extent, to be compared."""
+    symbolic: list[Dim] = []
+    result = []
+    for shape in shapes:
+        numbers = []
+        for dim in shape:
+            if isinstance(dim, int):
+                numbers.append(dim)
+                continue
+            place = next((i for i, other in enumerate(symbolic) if is_equal_dim(other, dim)), len(symbolic))
+            symbolic[place:] = symbolic[place:] or [dim]
+            numbers.append(_BEYOND + place)
+        result.append(tuple(numbers))
+    return result

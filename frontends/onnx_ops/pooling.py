@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, is_equal_dim
+from ...ir import Dim, Expr
 from .convolutions import padding, spatial_attribute
 from .node import OnnxNode, Results, operator
 from .unfolding import max_with_places
@@ -49,7 +49,7 @@ def _window(node: OnnxNode) -> _Window:
         for i, (extent, k, s, d) in enumerate(zip(extents, kernel, strides, dilations, strict=True)):
             start, end, reach = pads[i], pads[count + i], (k - 1) * d + 1
             if not isinstance(extent, int):
-                extra[i] = _rounding_up(node, extent + start + end - reach, s)
+                extra[i] = _rounding_up(node, extent, s, reach - end)
                 continue
             windows = -(-(extent + start + end - reach) // s) + 1
             windows -= (windows - 1) * s >= extent + start
@@ -59,11 +59,14 @@ def _window(node: OnnxNode) -> _Window:
     return _Window(kernel, strides, dilations, pads, extra)
 
 
-def _rounding_up(node: OnnxNode, travel: Dim, stride: int) -> int:
-    """What rounding up adds at the end of a symbolic axis: nothing where the stride divides the window's way."""
-    if not is_equal_dim(travel // stride * stride, travel):
-        node.numbers([travel], "the input, of which the last window takes what is left,")
-    return 0
+def _rounding_up(node: OnnxNode, extent: Dim, stride: int, own: int) -> int:
+    """What rounding up adds at the end of a symbolic axis.
+
+    As much as one stride lacks; where a window reaches back over it and its padding, no window starts beyond the input.
+    """
+    if stride > own:
+        node.numbers([extent], "the input, of which the last window takes what is left,")
+    return stride - 1
 
 
 @operator("MaxPool")

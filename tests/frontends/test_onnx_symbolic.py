@@ -236,6 +236,12 @@ FOLLOWING = {
     "broadcast": ([node("Mul", "x,c")], {"c": noise(4, 1, 1)}, 1),
     "trilu": ([node("Trilu", "x,k")], {"k": np.asarray(1)}, 1),
     "matmul": ([node("Transpose", "x", "t", perm=[0, 1, 3, 2]), node("MatMul", "x,t")], {}, 12),
+    "max pool, rounded up": ([node("MaxPool", "x", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)], {}, 1),
+    "average pool, rounded up": ([node("AveragePool", "x", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0],
+                                       ceil_mode=1)], {}, 9),
+    "einsum": ([node("Einsum", "x,e", equation="nchw,cd->nhwd")], {"e": noise(4, 3)}, 8),
+    "einsum of symbols": ([node("Einsum", "x,x", equation="nchw,mchw->nm")], {}, 400),
+    "diagonal": ([node("ReduceSum", "x,a", "s", keepdims=0), node("EyeLike", "s", k=1)], {"a": ints(0, 1)}, 1),
     "group norm": ([node("GroupNormalization", "x,g,b", num_groups=2)], {"g": noise(4), "b": noise(4, seed=1)}, 200),
 }
 
@@ -252,7 +258,7 @@ def test_results_follow_symbolic_extents(name: str) -> None:
 
 @pytest.mark.parametrize(("nodes", "text"), [
     ([node("Conv", "x,w", auto_pad="SAME_UPPER", strides=[2, 2])], "Conv with the extent .* of the padding"),
-    ([node("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)], "MaxPool with the extent"),
+    ([node("MaxPool", "x", kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1)], "MaxPool with the extent"),
     ([node("Resize", "x,,s", mode="linear", coordinate_transformation_mode="half_pixel_symmetric")],
      "Resize with the extent"),
     ([node("Squeeze", "x")], "Squeeze with the extent"),
