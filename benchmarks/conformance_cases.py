@@ -57,10 +57,13 @@ def _node_cases() -> list[Case]:
         found = collect_testcases(None)
     cases = []
     for case in found:
-        ((inputs, outputs),) = case.data_sets
-        if "_expanded" in case.name or "training" in case.name or not _are_tensors([*inputs, *outputs]):
+        model, data = case.model, case.data_sets
+        if model is None or data is None or "_expanded" in case.name or "training" in case.name:
             continue
-        cases.append(Case(case.name, "node", _operator_of(case.name, case.model), case.model.SerializeToString(),
+        ((inputs, outputs),) = data
+        if not _are_tensors([*inputs, *outputs]):
+            continue
+        cases.append(Case(case.name, "node", _operator_of(case.name, model), model.SerializeToString(),
                           _arrays(inputs), _arrays(outputs), case.rtol, case.atol))
     return cases
 
@@ -68,7 +71,7 @@ def _node_cases() -> list[Case]:
 def _packaged_cases(group: str) -> list[Case]:
     cases = []
     for case in load_model_tests(kind=group):
-        folder = Path(case.model_dir)
+        folder = Path(str(case.model_dir))
         model = onnx.load(folder / "model.onnx")
         if any(v.type.WhichOneof("value") != "tensor_type" for v in [*model.graph.input, *model.graph.output]):
             continue

@@ -57,7 +57,8 @@ class Pool:
 
     def run(self, tasks: Iterable[Task], progress: Callable[[int], None]) -> dict[tuple[str, str], Verdict]:
         """A verdict for every task, by engine and the case's key; ``progress`` hears how many are done."""
-        waiting, results = deque(tasks), {}
+        waiting = deque(tasks)
+        results: dict[tuple[str, str], Verdict] = {}
         total = len(waiting)
         workers = [self._start() for _ in range(self.processes)]
         while len(results) < total:

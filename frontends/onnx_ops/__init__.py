@@ -8,6 +8,7 @@ from __future__ import annotations
 from . import (
     activations,
     arithmetic,
+    attention,
     caches,
     casts,
     classical,
@@ -44,7 +45,7 @@ from .node import OPERATORS, OnnxNode, TensorSequence, Value, normal_dtype
 __all__ = ["OPERATORS", "OnnxNode", "TensorSequence", "Value", "normal_dtype"]
 
 # The modules are imported for what they enter in the table.
-TABLES = (activations, arithmetic, caches, casts, classical, contributed, contributed_attention, contributed_norms,
-          contributed_quantized, convolutions, data_dependent, determinants, elementwise, generators, indexing,
-          integers, linear, linear_attention, movement, ngrams, normalization, optimizers, pooling, quantization,
-          recurrent, reductions, resizing, sampling, sequences, slicing, spectral, unfolding)
+TABLES = (activations, arithmetic, attention, caches, casts, classical, contributed, contributed_attention,
+          contributed_norms, contributed_quantized, convolutions, data_dependent, determinants, elementwise,
+          generators, indexing, integers, linear, linear_attention, movement, ngrams, normalization, optimizers,
+          pooling, quantization, recurrent, reductions, resizing, sampling, sequences, slicing, spectral, unfolding)
