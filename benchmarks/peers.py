@@ -48,13 +48,16 @@ def onnxruntime_int8(model: onnx.ModelProto, calibration: Sequence[Arrays], thre
     return session(quantize_onnx(model, calibration), threads)
 
 
-def session(model: onnx.ModelProto, threads: int) -> Peer:
+def session(model: onnx.ModelProto, threads: int, *, optimized: bool = True) -> Peer:
+    """ONNX Runtime on the CPU, with or without its graph optimizations."""
     need("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     return lambda *arrays: session.run(None, dict(zip(names, arrays, strict=True)))

@@ -47,19 +47,27 @@ SUBJECTS = {
     "resnet50 QDQ": Subject(resnet.build, draw_image, "QDQ"),
     "resnet50 operators": Subject(resnet.build, draw_image, "QOperator"),
     "mobilenetv2 QDQ": Subject(mobilenet.build, draw_image, "QDQ"),
-    "resnet50 PT2E": Subject(resnet.build, draw_image, "PT2E"),
+    "mobilenetv2 PT2E": Subject(mobilenet.build, draw_image, "PT2E"),
     "minilm PT2E": Subject(lambda: bert.build(attention=bert.PlainSelfAttention), draw_tokens, "PT2E"),
 }
 
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds per call; the share of the multiply-adds in INT8; and the largest difference to the reference (ONNX
-    Runtime on the same file, or PyTorch on the same module) in quantization steps of the output."""
+    """What was measured of one model.
+
+    seconds : per call.
+    int8_share : the share of the multiply-adds.
+    steps : the largest difference to the reference (ONNX Runtime on the same file, PyTorch on the same module), in
+        quantization steps of the output; where that is not quantized, in 255ths of its range.
+    reference_steps : the same between the reference and itself without its optimizations (ONNX Runtime's graph
+        optimizations, PyTorch's oneDNN): roundings in deep networks with random weights multiply.
+    """
 
     seconds: dict[str, Spread]
     int8_share: float
     steps: float
+    reference_steps: float
 
 
 def measure(subject: Subject, threads: int, rounds: int) -> Result:
@@ -67,24 +75,28 @@ def measure(subject: Subject, threads: int, rounds: int) -> Result:
     generator = np.random.default_rng(0)
     calibration = [subject.draw(generator) for _ in range(CALIBRATION)]
     model = subject.build()
-    quantized, reference, step = _quantized(model, subject.tool, calibration, threads)
+    quantized, reference, plain, step = _quantized(model, subject.tool, calibration, threads)
     program = nc.compile(quantized, num_threads=threads)
     exact = nc.compile(model, example_inputs=calibration[0], num_threads=threads)
     checked = [subject.draw(generator) for _ in range(CHECKED)]
-    found = [(_first(program(*arrays)), _first(reference(*arrays))) for arrays in checked]
-    step = step or max(float(np.ptp(expected)) for _, expected in found) / 255
-    steps = max(float(np.abs(result - expected).max()) for result, expected in found) / step
+    expected = [_first(reference(*arrays)) for arrays in checked]
+    step = step or max(map(float, map(np.ptp, expected))) / 255
+
+    def apart(call: Callable[..., Any]) -> float:
+        return max(float(np.abs(_first(call(*x)) - y).max()) for x, y in zip(checked, expected, strict=True)) / step
+
     calls: dict[str, Callable[..., Any]] = {INT8: program, FP32: exact}
     if subject.tool != "PT2E":
         calls["onnxruntime, the same file"] = reference
     inputs = calibration[0]
     bound = {name: lambda call=call: call(*inputs) for name, call in calls.items()}
-    return Result(interleave(bound, rounds=rounds), program.report.int8_share, steps)
+    return Result(interleave(bound, rounds=rounds), program.report.int8_share, apart(program), apart(plain))
 
 
 def _quantized(model: nn.Module, tool: str, calibration: Sequence[Arrays],
-               threads: int) -> tuple[Any, Callable[..., Any], float | None]:
-    """The quantized model, a function that computes its reference, and the scale of its output where it has one."""
+               threads: int) -> tuple[Any, Callable[..., Any], Callable[..., Any], float | None]:
+    """The quantized model, its reference with and without optimizations, and the scale of its output where it has
+    one."""
     if tool == "PT2E":
         samples = [tuple(torch.from_numpy(array) for array in arrays) for arrays in calibration]
         module, exported = quantize_pt2e(model, samples)
@@ -93,9 +105,14 @@ def _quantized(model: nn.Module, tool: str, calibration: Sequence[Arrays],
         def reference(*arrays: np.ndarray) -> np.ndarray:
             return module(*map(torch.from_numpy, arrays)).numpy()
 
-        return exported, reference, None
+        def plain(*arrays: np.ndarray) -> np.ndarray:
+            with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+                return reference(*arrays)
+
+        return exported, reference, plain, None
     quantized = quantize_onnx(export_onnx(model, calibration[0]), calibration, form=tool)
-    return quantized, session(quantized, threads), output_scale(quantized)
+    sessions = [session(quantized, threads, optimized=optimized) for optimized in (True, False)]
+    return quantized, sessions[0], sessions[1], output_scale(quantized)
 
 
 def output_scale(model: onnx.ModelProto) -> float:
@@ -112,7 +129,7 @@ def _first(outputs: Any) -> np.ndarray:
 def table(results: dict[str, Result]) -> Table:
     """Median milliseconds, their ratio to those of FP32, and how far the results are from the reference's."""
     title = "batch 1, median ms (10 … 90 %); ratio: the quantized model / who, below 1 is faster"
-    columns = ("model", "who", "median", "10 … 90 %", "ratio", "INT8", "steps apart")
+    columns = ("model", "who", "median", "10 … 90 %", "ratio", "INT8", "steps apart", "reference's own")
     result = Table(title=title)
     for column in columns:
         result.add_column(column, justify="left" if column in ("model", "who") else "right")
@@ -120,7 +137,8 @@ def table(results: dict[str, Result]) -> Table:
         own = found.seconds[INT8].median
         for who, spread in found.seconds.items():
             percentiles = f"{spread.p10 * 1e3:.2f} … {spread.p90 * 1e3:.2f}"
-            facts = (f"{found.int8_share:.0%}", f"{found.steps:.3f}") if who == INT8 else ("", "")
+            figures = (f"{found.int8_share:.0%}", f"{found.steps:.3f}", f"{found.reference_steps:.3f}")
+            facts = figures if who == INT8 else ("", "", "")
             ratio = "" if who == INT8 else f"{own / spread.median:.2f}"
             result.add_row(name, who, f"{spread.median * 1e3:.2f}", percentiles, ratio, *facts)
         result.add_section()

@@ -197,8 +197,9 @@ class GroupProgram:
         grid = grid_of(binding.value)
         if len(operands) != 2 or qparams[0] is None or qparams[1] is None or grid is None or grid.qparams is None:
             return None
-        levels = [torch.round(values[v] / torch.tensor(q.scale)).double() + q.zero_point  # type: ignore[union-attr]
-                  for v, q in zip(operands, qparams, strict=True)]
+        levels = [torch.round(tensor / torch.tensor(q.scale)).double() + q.zero_point
+                  for v, q in zip(operands, qparams, strict=True)
+                  if q is not None and isinstance(tensor := values[v], torch.Tensor)]
         first, second, fixed = sum_factors(qparams[0], qparams[1], grid)
         steps = (levels[0] * first + (levels[1] * second + fixed).float().double()).float()
         return dequantize(torch.round(steps).clamp(0, grid.high - grid.low), grid.qparams)
@@ -245,9 +246,6 @@ class _Anchor:
             operands = [self._rounded(a) for a in self.call.args]
             return evaluate_tensor(self.call, operands, name, self.program.extents), 1, None
         return (self._batched(), 1, None) if kind == "batched_matmul" else self._integer()
-
-    def _evaluate(self, args: Sequence[torch.Tensor]) -> torch.Tensor:
-        return evaluate_tensor(self.call, args, self.program.group.name, self.program.extents)
 
     def _rounded(self, expr: Expr) -> torch.Tensor:
         real = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real

@@ -79,9 +79,9 @@ def _is_zero(zero_point: Value) -> bool:
     return not is_variable(zero_point) and not torch.as_tensor(zero_point).any()
 
 
-_NAMESPACE = "quantized_decomposed"
-TABLE: dict[str, Handler] = {f"{_NAMESPACE}.{name}": handler for name, handler in {
+_HANDLERS: dict[str, Handler] = {
     "quantize_per_tensor": quantize, "dequantize_per_tensor": dequantize,
     "quantize_per_channel": quantize_per_channel, "dequantize_per_channel": dequantize_per_channel,
     "choose_qparams.tensor": choose_parameters,
-}.items()}
+}
+TABLE: dict[str, Handler] = {f"quantized_decomposed.{name}": handler for name, handler in _HANDLERS.items()}
