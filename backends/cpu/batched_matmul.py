@@ -143,7 +143,7 @@ class BatchedProduct:
         tasks = self.tasks
         if not isinstance(self.shape.rows, int):
             return ceil_div(tasks.tiles, tasks.schedule.row_tasks) * tasks.schedule.rows
-        return max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
+        return tasks.part_rows
 
     def _emit_row_terms(self, left: tirx.Buffer, origin: Index, first_row: Index,
                         last_row: Index) -> tirx.Buffer | None:

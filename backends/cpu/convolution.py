@@ -6,7 +6,9 @@ tap of ``kernel width · channels`` elements. Padding is copied in, once per tas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from tvm import tirx
@@ -14,13 +16,14 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import VerificationError
-from ...ir import constant_value, op_name, shape_of
+from ...ir import Dim, constant_value, dims_of, op_name, product_of, simplified
 from ..target import Capabilities
 from .gemm import build_product
 from .isa import Arithmetic, bind, copy_run, fill_run, named
 from .kernel import Kernel, KernelRequest
 from .left_rows import MatrixRows, OpenLeft, Rows
 from .microkernel import Left, Reduction, Tasks
+from .vector_math import bound
 from .vector_memory import Index
 
 
@@ -31,8 +34,8 @@ class Geometry:
     padding : top, left, bottom, right.
     """
 
-    batch: int
-    size: tuple[int, int]
+    batch: Dim
+    size: tuple[Dim, Dim]
     channels: int
     outputs: int
     kernel: tuple[int, int]
@@ -42,22 +45,51 @@ class Geometry:
     groups: int
 
     @property
-    def padded(self) -> tuple[int, int]:
+    def is_static(self) -> bool:
+        """Whether all extents are known."""
+        return all(isinstance(d, int) for d in (self.batch, *self.size))
+
+    @cached_property
+    def padded(self) -> tuple[Dim, Dim]:
         """Height and width with padding."""
         top, left, bottom, right = self.padding
         return self.size[0] + top + bottom, self.size[1] + left + right
 
-    @property
-    def result(self) -> tuple[int, int]:
+    @cached_property
+    def result(self) -> tuple[Dim, Dim]:
         """Height and width of the output."""
-        height, width = ((p - (k - 1) * d - 1) // s + 1 for p, k, d, s
+        height, width = (simplified((p - (k - 1) * d - 1) // s + 1) for p, k, d, s
                          in zip(self.padded, self.kernel, self.dilation, self.strides, strict=True))
         return height, width
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the window of a kernel row is one run of memory."""
+        return self.groups == 1 and self.dilation[1] == 1
+
+    @property
+    def image_step(self) -> Dim:
+        """Image rows from the first of an image's last windows to that of the next image's first."""
+        return self.padded[0] - (self.result[0] - 1) * self.strides[0]
+
+    @property
+    def positions(self) -> Dim:
+        """Pixels of all outputs."""
+        return product_of((self.batch, *self.result))
+
+    @property
+    def reach(self) -> int:
+        """Image rows that a window covers."""
+        return (self.kernel[0] - 1) * self.dilation[0] + 1
+
+    def at(self, typically: Callable[[Dim], int]) -> Geometry:
+        """The geometry with the extents that ``typically`` gives."""
+        return replace(self, batch=typically(self.batch), size=(typically(self.size[0]), typically(self.size[1])))
 
     @classmethod
     def of(cls, call: Expr, layer: str) -> Geometry:
         """The geometry of a conv1d or conv2d call in channels-last layout."""
-        attrs, data, weight = call.attrs, shape_of(call.args[0]), shape_of(call.args[1])
+        attrs, data, weight = call.attrs, dims_of(call.args[0]), constant_value(call.args[1]).shape
         flat = {"relax.nn.conv1d": True, "relax.nn.conv2d": False}.get(op_name(call) or "")
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
         if flat is None or layouts != (("NWC", "OWI") if flat else ("NHWC", "OHWI")):
@@ -75,21 +107,20 @@ class Geometry:
 
 @dataclass(frozen=True)
 class WindowRows:
-    """Rows of a convolution: row ``(image · height + oh) · width + ow`` is the window of that output pixel."""
+    """Rows of a convolution: row ``(image · height + oh) · width + ow`` is the window of that output pixel.
+
+    typical : the geometry at the typical extents.
+    """
 
     geometry: Geometry
+    typical: Geometry
 
     @property
-    def count(self) -> int:
-        return self.geometry.batch * self.geometry.result[0] * self.geometry.result[1]
+    def count(self) -> Dim:
+        return self.geometry.positions
 
     @property
-    def is_contiguous(self) -> bool:
-        """Whether the window of a kernel row is one run of memory."""
-        return self.geometry.groups == 1 and self.geometry.dilation[1] == 1
-
-    @property
-    def pitch(self) -> int:
+    def pitch(self) -> Dim:
         """Elements of a padded row of the image."""
         return self.geometry.padded[1] * self.geometry.channels
 
@@ -97,40 +128,61 @@ class WindowRows:
     def reduction(self) -> Reduction:
         g = self.geometry
         down = (g.kernel[0], g.dilation[0] * self.pitch)
-        if self.is_contiguous:
+        if g.is_contiguous:
             return Reduction((down,), g.kernel[1] * g.channels)
         return Reduction((down, (g.kernel[1], g.dilation[1] * g.channels)), g.channels // g.groups)
 
     def bytes_per_row(self, arithmetic: Arithmetic) -> float:
-        return self.pitch * self.geometry.strides[0] * arithmetic.operand_bytes / self.geometry.result[1]
+        g = self.typical
+        return g.padded[1] * g.channels * g.strides[0] * arithmetic.operand_bytes / g.result[1]
 
     def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
         if not any(self.geometry.padding) and self.reduction.depth % arithmetic.depth == 0:
-            return lambda first, last: Left.by_row(source, lambda row, group: self._base(row, group, 0), self.reduction)
-        height = max(self._image_row(last - 1) + self._reach - self._image_row(first)
-                     for first, last in map(tasks.row_range, range(tasks.parts)))
+            return lambda first, last: self._left(source, 0)
+        most = self.most_lines(tasks)
 
         def open_part(first: Index, last: Index) -> Left:
-            size = height * self.pitch
-            slab = named("padded", T.alloc_buffer((size + arithmetic.depth,), arithmetic.operand))
+            slab = named("padded", T.alloc_buffer((most * self.pitch + arithmetic.depth,), arithmetic.operand))
             top = bind("top", self._image_row(first))
-            self._copy(slab, source, top, height, padding)
-            fill_run(slab, size, 0, arithmetic.depth)
-            return Left.by_row(slab, lambda row, group: self._base(row, group, top), self.reduction)
+            lines = most
+            if not isinstance(self.count, int):
+                lines = bind("lines", self._image_row(last - 1) + self.geometry.reach - top)
+            self._copy(slab, source, top, lines, padding)
+            fill_run(slab, lines * self.pitch, 0, arithmetic.depth)
+            return self._left(slab, top)
         return open_part
 
-    @property
-    def _reach(self) -> int:
-        """Image rows that a window covers."""
-        return (self.geometry.kernel[0] - 1) * self.geometry.dilation[0] + 1
+    def _left(self, source: tirx.Buffer, top: Index) -> Left:
+        """The rows in a buffer that begins with image row ``top``."""
+        if self.geometry.is_static:
+            return Left.by_row(source, lambda row, group: self._base(row, group, top), self.reduction)
+        return Left(source, lambda row, count, group: self._bases(row, count, group, top), self.reduction)
+
+    def most_lines(self, tasks: Tasks) -> Dim:
+        """Image rows that a part covers, at most."""
+        g = self.geometry
+        if isinstance(self.count, int):
+            return max(self._image_row(last - 1) + g.reach - self._image_row(first)
+                       for first, last in map(tasks.row_range, range(tasks.parts)))
+        height, width = g.result
+        further = tirx.min(tasks.part_rows, self.count) - 1
+        lines = g.reach + (further + width - 1) // width * g.strides[0]
+        if isinstance(g.batch, int) and g.batch == 1:
+            return lines
+        images = (further + height * width - 1) // (height * width)
+        return lines + images * tirx.max(_int64(g.image_step - g.strides[0]), 0)
 
     def _image_row(self, row: Index) -> Index:
         """First row of the padded images, counted through the batch, that the window of ``row`` covers."""
-        height, width = self.geometry.result
-        if self.geometry.batch == 1:
-            return row // width * self.geometry.strides[0]
+        g = self.geometry
+        height, width = g.result
+        if not g.is_static:
+            image, line, _ = self._pixel(row)
+            return image * g.padded[0] + line * g.strides[0]
+        if g.batch == 1:
+            return row // width * g.strides[0]
         image, line = row // (height * width), row % (height * width) // width
-        return image * self.geometry.padded[0] + line * self.geometry.strides[0]
+        return image * g.padded[0] + line * g.strides[0]
 
     def _base(self, row: Index, group: Index, top: Index) -> Index:
         g = self.geometry
@@ -138,15 +190,43 @@ class WindowRows:
         base = (self._image_row(row) - top) * self.pitch + across
         return base + group * (g.channels // g.groups) if g.groups > 1 else base
 
-    def _copy(self, slab: tirx.Buffer, source: tirx.Buffer, top: Index, height: int, padding: int) -> None:
+    def _bases(self, row: Index, count: int, group: Index, top: Index) -> list[Index]:
+        """Addresses of neighbouring rows without a division for each: from one to the next it is a step along the line,
+        to the next line, or to the next image."""
+        g, zero = self.geometry, _int64(0)
+        image, line, column = self._pixel(row)
+        origin = (image * g.padded[0] + line * g.strides[0] - top) * self.pitch
+        start = bound(origin + group * (g.channels // g.groups) if g.groups > 1 else origin)
+        bases = [start + column * (g.strides[1] * g.channels)]
+        for _ in range(count - 1):
+            is_last, is_end = column + 1 == g.result[1], line + 1 == g.result[0]
+            step = T.Select(is_end, _int64(g.image_step * self.pitch), _int64(g.strides[0] * self.pitch))
+            start = bound(start + T.Select(is_last, step, zero))
+            line, column = (bound(v) for v in (T.Select(is_last, T.Select(is_end, zero, line + 1), line),
+                                               T.Select(is_last, zero, column + 1)))
+            bases.append(start + column * (g.strides[1] * g.channels))
+        return bases
+
+    def _pixel(self, row: Index) -> tuple[Index, Index, Index]:
+        """Image, line and column of an output pixel."""
+        height, width = self.geometry.result
+        above = bound(tirx.truncdiv(row, width))
+        if isinstance(self.geometry.batch, int) and self.geometry.batch == 1:
+            return _int64(0), above, bound(row - above * width)
+        image = bound(tirx.truncdiv(above, height))
+        return image, bound(above - image * height), bound(row - above * width)
+
+    def _copy(self, slab: tirx.Buffer, source: tirx.Buffer, top: Index, height: Dim, padding: int) -> None:
         """Copy padded image rows ``top``…``top + height`` of the batch into ``slab``."""
         g = self.geometry
-        run, before = g.size[1] * g.channels, g.padding[1] * g.channels
-        after = self.pitch - run - before
+        run, before, after = (n * g.channels for n in (g.size[1], g.padding[1], g.padding[3]))
         with T.serial(height) as line:
             at = bind("at", named("line", line) * self.pitch)
-            y = bind("y", (top + line) % g.padded[0] - g.padding[0])
-            image = bind("image", (top + line) // g.padded[0])
+            rest, quotient = tirx.floormod, tirx.floordiv
+            if not g.is_static:
+                rest, quotient = tirx.truncmod, tirx.truncdiv  # Nothing is negative, which the compiler cannot tell.
+            y = bind("y", rest(top + line, g.padded[0]) - g.padding[0])
+            image = bind("image", quotient(top + line, g.padded[0]))
             with T.If(T.And(T.And(y >= 0, y < g.size[0]), image < g.batch)):
                 with T.Then():
                     fill_run(slab, at, padding, before)
@@ -156,14 +236,19 @@ class WindowRows:
                     fill_run(slab, at, padding, self.pitch)
 
 
+def _int64(value: Dim) -> Expr:
+    """An extent as an expression of the type that indices have beside symbols."""
+    return tirx.const(value, "int64") if isinstance(value, int) else value
+
+
 def build_conv(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
     """The kernel of a convolution group (1-D or 2-D, any stride, padding, dilation, groups) with its epilogue."""
     call = request.group.anchor.value
     geometry = Geometry.of(call, request.group.name)
     weights = _by_group(constant_value(call.args[1]), geometry)
-    rows: Rows = WindowRows(geometry)
+    rows: Rows = WindowRows(geometry, geometry.at(request.typically))
     if geometry.kernel == geometry.strides == (1, 1) and not any(geometry.padding) and geometry.groups == 1:
-        rows = MatrixRows(geometry.batch * geometry.size[0] * geometry.size[1], geometry.channels)
+        rows = MatrixRows(geometry.positions, geometry.channels)
     return build_product(request, capabilities, threads, weights, rows)
 
 
@@ -172,7 +257,7 @@ def _by_group(weights: np.ndarray, geometry: Geometry) -> np.ndarray:
     g, (height, width) = geometry.groups, geometry.kernel
     depth = geometry.channels // g
     split = weights.reshape(g, geometry.outputs // g, height, width, depth)
-    if WindowRows(geometry).is_contiguous:
+    if geometry.is_contiguous:
         split = split.reshape(g, geometry.outputs // g, height, width * depth)
     else:
         split = split.reshape(g, geometry.outputs // g, height * width, depth)

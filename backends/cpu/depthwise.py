@@ -7,15 +7,15 @@ in float32 as well, which is exact while the sum stays below 2^24, and in int32 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import constant_value
+from ...ir import Dim, constant_value
 from ...precision import BFLOAT16, Precision
 from ..target import Capabilities
 from .convolution import Geometry
@@ -24,6 +24,7 @@ from .gemm import dequantize, prepare, with_slack
 from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .signature import build_kernel, input_index
+from .tiling import ceil_div
 from .vector_math import Vector, fma, splat
 from .vector_memory import Index, decode, flat_view, load, store
 
@@ -42,7 +43,10 @@ class Blocks:
 
 
 def choose_blocks(geometry: Geometry, lanes: int, capabilities: Capabilities, threads: int) -> Blocks:
-    """The blocks with the least predicted work of the slowest thread; the units' buffers fit the second-level cache."""
+    """The blocks with the least predicted work of the slowest thread; the units' buffers fit the second-level cache.
+
+    geometry : of known extents.
+    """
     height, width = geometry.result
     taps = geometry.kernel[0] * geometry.kernel[1]
     columns = min(range(1, min(width, _MOST_COLUMNS) + 1),
@@ -59,17 +63,24 @@ def choose_blocks(geometry: Geometry, lanes: int, capabilities: Capabilities, th
     return Blocks(columns, min(fitting or [1], key=work))
 
 
-def input_rows(geometry: Geometry, rows: int) -> int:
+def input_rows(geometry: Geometry, rows: Index) -> Index:
     """Padded input rows that ``rows`` output rows read."""
-    return (rows - 1) * geometry.strides[0] + (geometry.kernel[0] - 1) * geometry.dilation[0] + 1
+    return (rows - 1) * geometry.strides[0] + geometry.reach
+
+
+def units_of(geometry: Geometry, blocks: Blocks, lanes: int) -> Dim:
+    """Units of work."""
+    return geometry.batch * ceil_div(geometry.result[0], blocks.rows) * ceil(geometry.channels / lanes)
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """One unit's place: image, first output row, vector of channels, and how many of its channels exist."""
+    """One unit's place: image, first output row and their number, vector of channels, and how many of its channels
+    exist."""
 
     image: Index
     row: Index
+    rows: Index
     vector: Index
     valid: int
 
@@ -80,6 +91,7 @@ class Depthwise:
 
     kind : what is accumulated, "float32" or "int32".
     padding : the stored value that stands for zero.
+    tasks : into which the units are dealt.
     """
 
     geometry: Geometry
@@ -87,26 +99,26 @@ class Depthwise:
     blocks: Blocks
     kind: str
     padding: int
+    tasks: int
     epilogue: Epilogue
 
     @property
-    def pitch(self) -> int:
+    def pitch(self) -> Dim:
         """Elements of a row of the widened input."""
         return self.geometry.padded[1] * self.unit.lanes
 
-    def emit(self, source: tirx.Buffer, weights: tirx.Buffer, scaling: Sequence[tirx.Buffer], threads: int) -> None:
+    def emit(self, source: tirx.Buffer, weights: tirx.Buffer, scaling: Sequence[tirx.Buffer]) -> None:
         """Emit the parallel loop over units; neighbouring units are the vectors of one block of rows."""
-        lanes, channels = self.unit.lanes, self.geometry.channels
-        vectors, bands = ceil(channels / lanes), ceil(self.geometry.result[0] / self.blocks.rows)
-        units = self.geometry.batch * bands * vectors
-        tasks = min(threads, units)
+        lanes, channels, tasks = self.unit.lanes, self.geometry.channels, self.tasks
+        vectors, bands = ceil(channels / lanes), ceil_div(self.geometry.result[0], self.blocks.rows)
+        units = units_of(self.geometry, self.blocks, lanes)
         with T.parallel(tasks) as task:
             named("task", task)
             with span("unit", task * units // tasks, (task + 1) * units // tasks) as unit:
                 vector = bind("vector", unit % vectors)
                 band, image = unit // vectors % bands, unit // (vectors * bands)
-                row = bind("row", T.min(band * self.blocks.rows, self.geometry.result[0] - self.blocks.rows))
-                place = _Unit(bind("image", image), row, vector, lanes)
+                row, rows = self._band(band)
+                place = _Unit(bind("image", image), row, rows, vector, lanes)
                 if channels % lanes == 0:
                     self._emit_unit(source, weights, scaling, place)
                 else:
@@ -114,36 +126,67 @@ class Depthwise:
                         with T.Then():
                             self._emit_unit(source, weights, scaling, place)
                         with T.Else():
-                            tail = _Unit(place.image, row, vector, channels % lanes)
-                            self._emit_unit(source, weights, scaling, tail)
+                            self._emit_unit(source, weights, scaling, replace(place, valid=channels % lanes))
+
+    def _band(self, band: Index) -> tuple[Index, Index]:
+        """First row of a block of rows and their number. The last block starts early instead of being cut, unless only
+        running tells the height."""
+        height, rows = self.geometry.result[0], self.blocks.rows
+        if isinstance(height, int):
+            return bind("row", T.min(band * rows, height - rows)), rows
+        row = bind("row", band * rows)
+        return row, bind("rows", T.min(rows, height - row))
 
     def _emit_unit(self, source: tirx.Buffer, weights: tirx.Buffer, scaling: Sequence[tirx.Buffer],
                    place: _Unit) -> None:
         g, lanes = self.geometry, self.unit.lanes
         wide = named("wide", T.alloc_buffer((input_rows(g, self.blocks.rows) * self.pitch,), self.kind))
         self._emit_widen(wide, source, place)
-        taps, columns = g.kernel[0] * g.kernel[1], self.blocks.columns
+        taps = g.kernel[0] * g.kernel[1]
         first = bind("first", place.vector * (taps * lanes))
         kept = [bind(f"w_{t}", load(weights, first + t * lanes, lanes)) for t in range(taps)] \
             if taps <= _UNROLLED_TAPS else None
-        with T.serial(self.blocks.rows) as y:
+        with T.serial(place.rows) as y:
             named("y", y)
-            with T.serial(ceil(g.result[1] / columns)) as tile:
-                named("tile", tile)
-                x = tile * columns if g.result[1] % columns == 0 else T.min(tile * columns, g.result[1] - columns)
-                x = bind("x", x)
+
+            def tile(x: Index, columns: int) -> None:
                 base = bind("base", y * g.strides[0] * self.pitch + x * (g.strides[1] * lanes))
-                acc = self._emit_taps(wide, base, kept, weights, first)
+                acc = [named(f"acc_{c}", T.alloc_buffer((lanes,), self.kind)) for c in range(columns)]
+                self._emit_taps(acc, wide, base, kept, (weights, first))
                 row = (place.image * g.result[0] + place.row + y) * g.result[1] + x
                 column = place.vector * lanes
                 for c in range(columns):
                     value = dequantize(load(acc[c], 0, lanes), scaling, column, lanes)
                     self.epilogue.emit(value, Position(row + c, column), place.valid)
 
-    def _emit_taps(self, wide: tirx.Buffer, base: Index, kept: Sequence[Vector] | None, weights: tirx.Buffer,
-                   first: Index) -> list[tirx.Buffer]:
+            self._emit_tiles(tile)
+
+    def _emit_tiles(self, tile: Callable[[Index, int], None]) -> None:
+        """Emit ``tile(first column, columns)`` for a row of the output, by single columns where running tells that it
+        has fewer than a block."""
+        width, columns = self.geometry.result[1], self.blocks.columns
+
+        def loop(columns: int) -> None:
+            with T.serial(ceil_div(width, columns)) as number:
+                x = named("tile", number) * columns
+                if columns > 1 and not (isinstance(width, int) and width % columns == 0):
+                    x = T.min(x, width - columns)
+                tile(bind("x", x), columns)
+
+        if isinstance(width, int) or columns == 1:
+            loop(columns)
+            return
+        with T.If(width >= columns):
+            with T.Then():
+                loop(columns)
+            with T.Else():
+                loop(1)
+
+    def _emit_taps(self, acc: Sequence[tirx.Buffer], wide: tirx.Buffer, base: Index, kept: Sequence[Vector] | None,
+                   packed: tuple[tirx.Buffer, Index]) -> None:
+        """Emit the sums of a tile's columns: of the taps ``kept`` in registers, or from ``packed``, a buffer and the
+        offset of the first."""
         g, lanes = self.geometry, self.unit.lanes
-        acc = [named(f"acc_{c}", T.alloc_buffer((lanes,), self.kind)) for c in range(self.blocks.columns)]
         for buffer in acc:
             store(buffer, 0, splat(tirx.const(0, self.kind), lanes), lanes)
 
@@ -158,20 +201,19 @@ class Depthwise:
         if kept is not None:
             for tap, weight in enumerate(kept):
                 step(tap // width, tap % width, weight)
-            return acc
+            return
         with T.serial(height) as ky:
             named("ky", ky)
             with T.serial(width) as kx:
                 named("kx", kx)
-                step(ky, kx, bind("w", load(weights, first + (ky * width + kx) * lanes, lanes)))
-        return acc
+                step(ky, kx, bind("w", load(packed[0], packed[1] + (ky * width + kx) * lanes, lanes)))
 
     def _emit_widen(self, wide: tirx.Buffer, source: tirx.Buffer, place: _Unit) -> None:
         """Copy a unit's padded input into ``wide`` [row][column][lane]."""
         g, lanes = self.geometry, self.unit.lanes
         left, right = g.padding[1], g.padding[3]
         zero = splat(tirx.const(self.padding, self.kind), lanes)
-        with T.serial(input_rows(g, self.blocks.rows)) as line:
+        with T.serial(input_rows(g, place.rows)) as line:
             named("line", line)
             at = bind("at", line * self.pitch)
             y = bind("in_y", place.row * g.strides[0] + line - g.padding[0])
@@ -187,8 +229,8 @@ class Depthwise:
                 with T.Else():
                     self._fill(wide, at, zero, g.padded[1])
 
-    def _fill(self, wide: tirx.Buffer, at: Index, value: Vector, count: int) -> None:
-        if count:
+    def _fill(self, wide: tirx.Buffer, at: Index, value: Vector, count: Dim) -> None:
+        if not (isinstance(count, int) and count == 0):
             with T.serial(count) as x:
                 store(wide, at + named("pad", x) * self.unit.lanes, value, self.unit.lanes)
 
@@ -215,15 +257,15 @@ def build_depthwise(request: KernelRequest, capabilities: Capabilities, threads:
     kind = "float32" if exact else "int32"
     constants = (_pack(operand[0, :, 0, :], request.precision, unit.lanes, kind),
                  *(with_slack(a, unit.lanes) for a in scaling))
-    blocks = choose_blocks(geometry, unit.lanes, capabilities, threads)
-    emitter = Depthwise(geometry, unit, blocks, kind, qparams.zero_point if qparams else 0, epilogue)
+    blocks = choose_blocks(geometry.at(request.typically), unit.lanes, capabilities, threads)
+    tasks = min(threads, request.typically(units_of(geometry, blocks, unit.lanes)))
+    emitter = Depthwise(geometry, unit, blocks, kind, qparams.zero_point if qparams else 0, tasks, epilogue)
 
     def emit(parameters: Parameters) -> None:
         emitter.emit(named("x", flat_view(parameters.inputs[data])), parameters.constants[0],
-                     parameters.constants[1:len(constants)], threads)
+                     parameters.constants[1:len(constants)])
 
-    macs = geometry.batch * geometry.result[0] * geometry.result[1] * channels * taps
-    return build_kernel(request, unit, epilogue, constants, macs, emit)
+    return build_kernel(request, unit, epilogue, constants, geometry.positions * channels * taps, emit)
 
 
 def _pack(weights: np.ndarray, precision: Precision, lanes: int, kind: str) -> np.ndarray:

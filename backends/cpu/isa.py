@@ -15,6 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...errors import TargetError
+from ...ir import Dim
 from ...precision import Precision
 from ..target import Capabilities
 from .vector_math import Vector, fma, splat
@@ -136,13 +137,13 @@ def arithmetic(precision: Precision, capabilities: Capabilities) -> Arithmetic:
     return Arithmetic(precision, capabilities.vector_bits // 32, 1, "float32", "float32", "float32")
 
 
-def copy_run(target: tirx.Buffer, start: Index, source: tirx.Buffer, begin: Index, count: int) -> None:
+def copy_run(target: tirx.Buffer, start: Index, source: tirx.Buffer, begin: Index, count: Dim) -> None:
     """Copy ``count`` consecutive elements between flat buffers of one type, in whole vectors where possible."""
     _by_vectors(count, _copy_lanes(str(source.dtype)),
                 lambda at, lanes: store(target, start + at, load(source, begin + at, lanes), lanes))
 
 
-def fill_run(target: tirx.Buffer, start: Index, value: int, count: int) -> None:
+def fill_run(target: tirx.Buffer, start: Index, value: int, count: Dim) -> None:
     """Set ``count`` consecutive elements of a flat buffer."""
     dtype = str(target.dtype)
     scalar = tirx.const(value, dtype)
@@ -153,8 +154,11 @@ def _copy_lanes(dtype: str) -> int:
     return 64 // {"uint8": 1, "int8": 1, "uint16": 2, "float32": 4, "int32": 4}[dtype]
 
 
-def _by_vectors(count: int, lanes: int, emit: Callable[[Index, int], None]) -> None:
+def _by_vectors(count: Dim, lanes: int, emit: Callable[[Index, int], None]) -> None:
     """Cover ``count`` elements: whole vectors, then one that overlaps the last (or halves, where there is none)."""
+    if not isinstance(count, int):
+        _by_vectors_of_any(count, lanes, emit)
+        return
     whole, rest = divmod(count, lanes)
     if whole == 1:
         emit(0, lanes)
@@ -171,3 +175,14 @@ def _by_vectors(count: int, lanes: int, emit: Callable[[Index, int], None]) -> N
                 lanes //= 2
             emit(at, lanes)
             at += lanes
+
+
+def _by_vectors_of_any(count: Dim, lanes: int, emit: Callable[[Index, int], None]) -> None:
+    """``_by_vectors`` for a number of elements that only running tells; one by one where they fill no vector."""
+    with T.If(count >= lanes):
+        with T.Then():
+            with T.serial(count // lanes) as i:
+                emit(named("i", i) * lanes, lanes)
+            emit(count - lanes, lanes)
+        with T.Else(), T.serial(count) as i:
+            emit(named("i", i), 1)

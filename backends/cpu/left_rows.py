@@ -60,7 +60,7 @@ class MatrixRows:
             return lambda first, last: Left.by_row(source, lambda row, group: self.origin + row * self.depth,
                                                    self.reduction)
         pitch = -(-self.depth // arithmetic.depth) * arithmetic.depth
-        height = max(last - first for first, last in map(tasks.row_range, range(tasks.parts)))
+        height = tasks.part_rows
 
         def open_part(first: Index, last: Index) -> Left:
             rows = named("rows", T.alloc_buffer((height * pitch,), arithmetic.operand))

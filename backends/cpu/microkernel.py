@@ -188,6 +188,13 @@ class Tasks:
         rows = self.schedule.rows
         return min(first * rows, self.product.rows - rows), min(last * rows, self.product.rows)
 
+    @property
+    def part_rows(self) -> int:
+        """Rows of the largest part: at most one and a half times what is aimed at where only running tells."""
+        if isinstance(self.product.rows, int):
+            return max(last - first for first, last in map(self.row_range, range(self.parts)))
+        return (2 * self.schedule.part_tiles - self.schedule.part_tiles // 2) * self.schedule.rows
+
     def rows_of(self, tiles: tuple[Index, Index]) -> tuple[Index, Index]:
         """First and past-the-last row of a run of tiles."""
         total, rows = self.product.rows, self.schedule.rows

@@ -25,8 +25,6 @@ _LATENCY = 4.0
 _LAUNCH_CYCLES = 10_000.0
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
-# Tiles of a part, at most, where only running tells how many there are.
-_MOST_PART_TILES = 256
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Schedule:
     row_tasks: int
     column_tasks: int
     chunks: int = 1
-    part_tiles: int = _MOST_PART_TILES
+    part_tiles: int = 1
 
 
 def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
@@ -142,7 +140,7 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
     tiles, cache = -(-known.rows // schedule.rows), capabilities.l2_bytes / 2
     row_tasks, column_tasks = min(schedule.row_tasks, tiles), min(schedule.column_tasks, columns_of(known, schedule))
     chunks = max(1, min(round(row_bytes * known.rows / row_tasks / cache), tiles // row_tasks))
-    part_tiles = max(1, min(round(cache / max(row_bytes * schedule.rows, 1.0)), _MOST_PART_TILES))
+    part_tiles = max(1, round(cache / max(row_bytes * schedule.rows, 1.0)))
     columns = Columns.cut(product.columns, schedule.columns.vectors, lanes, singles=singles)
     return Schedule(schedule.rows, columns, row_tasks, column_tasks, chunks, part_tiles)
 

@@ -13,6 +13,7 @@ from narrowcast import ir
 from narrowcast.backends.cpu.build import compile_functions, empty_outputs
 from narrowcast.backends.cpu.emit import emit
 from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.target import Capabilities
 from narrowcast.calibration.agreement import group_agreement
 from narrowcast.calibration.numerics import GroupProgram, Stored
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
@@ -45,10 +46,10 @@ class SymbolicKernel:
     """
 
     def __init__(self, group: ir.Group, precision: Precision, typical: Mapping[str, int], exact: int = 1,
-                 threads: int = 2) -> None:
+                 core: Capabilities = NATIVE.capabilities) -> None:
         storages = tuple(OPERAND[precision] if i < exact else FLOAT32 for i in range(len(group.parameters)))
         self.request = KernelRequest(group, precision, storages, OUTPUTS, typical=tuple(typical.items()))
-        self.kernel = emit(self.request, NATIVE.capabilities, threads)
+        self.kernel = emit(self.request, core, 2)
         self.module = compile_functions({"kernel": self.kernel.func}, NATIVE.tvm_target())
 
     def check(self, extents: Mapping[str, int], seed: int = 0) -> None:
