@@ -50,7 +50,8 @@ def test_an_image_network_of_any_even_size() -> None:
              helper.make_node("Resize", ["p", "", "scales"], ["u"], mode="linear"),
              helper.make_node("Add", ["u", "c"], ["a"], name="sum"),
              helper.make_node("Shape", ["a"], ["front"], end=2),
-             helper.make_node("Concat", ["front", "rest"], ["t"], axis=0), helper.make_node("Reshape", ["a", "t"], ["r"]),
+             helper.make_node("Concat", ["front", "rest"], ["t"], axis=0),
+             helper.make_node("Reshape", ["a", "t"], ["r"]),
              helper.make_node("Transpose", ["r"], ["s"], perm=[0, 2, 1]),
              helper.make_node("MatMul", ["s", "v"], ["m"], name="head"), helper.make_node("Softmax", ["m"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["batch", 3, "height", "width"])}, {

@@ -15,6 +15,7 @@ from narrowcast.models.efficientnet_lite import EfficientNetLite0
 
 from .bindings import operations
 from .onnx_models import agrees, noise
+from .test_pytorch_architectures import SEQUENCE, VISION
 
 
 def exported(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, dynamic: tuple[dict[int, str], ...],
@@ -81,3 +82,22 @@ def test_an_image_network_with_dynamic_sides(tmp_path: Path) -> None:
     proto = exported(Pyramid(), (torch.randn(1, 3, 30, 22),), tmp_path / "net.onnx",
                      ({0: "batch", 2: "height", 3: "width"},))
     agrees(proto, {"input0": noise(1, 3, 31, 20)}, {"input0": noise(2, 3, 24, 33)}, terms=100)
+
+
+# Of the architectures of the PyTorch frontend those whose exports compute most from their extents.
+ARCHITECTURES = ("swin", "unet", "fpn", "deeplab", "squeezenet", "segnet", "tcn", "crnn", "gmlp", "gcn",
+                 "relative_bias", "gpt_by_hand", "linear_attention", "text_cnn")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_of_the_scripting_exporter(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    case = (VISION | SEQUENCE)[name]
+    inputs = case.inputs(**case.sizes[0])
+    proto = exported(case.make(), inputs, tmp_path / "net.onnx", case.dynamic, dynamo=False)
+    feeds = [{f"input{i}": t.numpy() for i, t in enumerate(case.inputs(**size))} for size in case.sizes]
+    # Up to a dozen layers in series, sums of some hundred products at most.
+    imported = agrees(proto, *feeds, terms=12 * 64, least=1.0)
+    assert {d for s in imported.inputs for d in s.shape if isinstance(d, str)} == set(case.sizes[0])
+    assert all(r.is_met(size) for r in imported.requirements for size in case.sizes)
