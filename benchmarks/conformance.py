@@ -102,7 +102,8 @@ def main(only: str, engines: str, processes: int, output: Path | None, update: b
                                             if not verdicts["narrowcast", c.key].passed])
     elif "onnxruntime" in chosen:
         _print_list(console, "Passed by ONNX Runtime only", behind(cases, verdicts))
-    console.print(f"{len(cases)} cases, {time.monotonic() - start:.0f} s")
+    work = sum(v.seconds for v in verdicts.values())
+    console.print(f"{len(cases)} cases, {time.monotonic() - start:.0f} s, {work:.0f} s of CPU time")
     if output is not None:
         output.write_text(json.dumps(_records(cases, verdicts, chosen), indent=1), encoding="utf-8")
     gone = lost(cases, verdicts)
@@ -121,9 +122,10 @@ def _print_list(console: Console, title: str, found: Sequence[tuple[str, Verdict
 
 
 def _records(cases: Sequence[Case], verdicts: Verdicts, engines: Sequence[str]) -> list[dict[str, object]]:
-    return [{"case": c.key, "operator": c.operator,
-             **{e: {"status": v.status, "reason": v.reason} for e in engines if (v := verdicts[e, c.key])}}
-            for c in cases]
+    def record(verdict: Verdict) -> dict[str, object]:
+        return {"status": verdict.status, "reason": verdict.reason, "seconds": round(verdict.seconds, 3)}
+
+    return [{"case": c.key, "operator": c.operator, **{e: record(verdicts[e, c.key]) for e in engines}} for c in cases]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import resource
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -29,10 +29,11 @@ _WIDENED = ("float16", "bfloat16", "float64")
 @dataclass(frozen=True)
 class Verdict:
     """What became of a case: passed, constants (passed with operands bound as initializers), failed, unsupported,
-    crash or hang; and why."""
+    crash or hang; why; and the CPU time that it took, the linker's included."""
 
     status: str
     reason: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -51,7 +52,9 @@ def serve(connection: Connection) -> None:
             engine, case = connection.recv()
         except EOFError:
             return
-        connection.send(judge(ENGINES[engine], case))
+        start = sum(os.times()[:4])
+        verdict = judge(ENGINES[engine], case)
+        connection.send(replace(verdict, seconds=sum(os.times()[:4]) - start))
 
 
 def judge(engine: Callable[[Case], Verdict], case: Case) -> Verdict:
