@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,19 @@ def quantized(kind: type[nn.Module], size: int = 16, **form: Any) -> onnx.ModelP
     return quantize_onnx(export_onnx(module, calibration[0]), calibration, **form)
 
 
-def steps_apart(model: onnx.ModelProto, program: narrowcast.Program, inputs: Sequence[np.ndarray]) -> float:
-    """The largest difference to ONNX Runtime in quantization steps of the output."""
+def session_of(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
+    """ONNX Runtime on a model of one input and one output."""
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (name,) = (value.name for value in session.get_inputs())
+    return lambda x: session.run(None, {name: x})[0]
+
+
+def steps_apart(model: onnx.ModelProto, program: narrowcast.Program, inputs: Sequence[np.ndarray]) -> float:
+    """The largest difference to ONNX Runtime in quantization steps of the output."""
+    reference = session_of(model)
     last = next(n for n in reversed(model.graph.node) if n.op_type == "DequantizeLinear")
     scale = next(onnx.numpy_helper.to_array(i) for i in model.graph.initializer if i.name == last.input[1])
-    return max(float(np.abs(np.asarray(program(x)) - session.run(None, {name: x})[0]).max() / scale) for x in inputs)
+    return max(float(np.abs(np.asarray(program(x)) - reference(x)).max() / scale) for x in inputs)
 
 
 def stored_as_float(program: narrowcast.Program) -> list[str]:
@@ -178,3 +184,19 @@ def test_a_cpu_without_int8_keeps_the_values() -> None:
     assert {d.precision for d in program.plan.decisions} == {narrowcast.Precision.FP32}
     reasons = {d.reason for d in program.plan.decisions if d.macs}
     assert reasons == {"FP32: the target has no INT8, which the model gives"}
+
+
+@pytest.mark.isa("avx512_vnni")
+def test_a_symbolic_batch() -> None:
+    torch.manual_seed(0)
+    module = Small().eval()
+    initialize(module)
+    example, shapes = torch.zeros(2, 3, 16, 16), ({0: torch.export.Dim("batch")},)
+    exported = torch.onnx.export(module, (example,), dynamo=True, verbose=False, dynamic_shapes=shapes)
+    assert exported is not None
+    model = quantize_onnx(exported.model_proto, [(x,) for x in samples()])
+    program, reference = narrowcast.compile(model), session_of(model)
+    assert {d.reason for d in program.plan.decisions if d.macs} == {"INT8: given by the model"}
+    for batch in (1, 3):
+        x = np.concatenate(samples(count=batch))
+        np.testing.assert_allclose(np.asarray(program(x)), reference(x), rtol=0, atol=1e-6)
