@@ -24,7 +24,7 @@ from .kernel import Kernel, KernelRequest
 from .left_rows import MatrixRows, OpenLeft, Rows
 from .microkernel import Left, Reduction, Tasks
 from .vector_math import bound
-from .vector_memory import Index
+from .vector_memory import Index, store
 
 
 @dataclass(frozen=True)
@@ -191,21 +191,41 @@ class WindowRows:
         return base + group * (g.channels // g.groups) if g.groups > 1 else base
 
     def _bases(self, row: Index, count: int, group: Index, top: Index) -> list[Index]:
-        """Addresses of neighbouring rows without a division for each: from one to the next it is a step along the line,
-        to the next line, or to the next image."""
-        g, zero = self.geometry, _int64(0)
+        """Addresses of neighbouring rows beside symbols: at most one of them begins a line of the output unless lines
+        are shorter than ``count``, where every address takes divisions."""
+        width = self.geometry.result[1]
+        if isinstance(width, int):
+            emit = self._along_a_line if width >= count else self._one_by_one
+            bases = emit(row, count, group, top)
+            in_slab = not isinstance(top, int)  # Where 32 bits are enough, and quicker to compile for.
+            return [T.Cast("int32", base) for base in bases] if in_slab else bases
+        if count == 1:
+            return self._one_by_one(row, count, group, top)
+        slots = [T.alloc_buffer((1,), "int64") for _ in range(count)]
+        with T.If(width >= count):
+            for branch, emit in ((T.Then, self._along_a_line), (T.Else, self._one_by_one)):
+                with branch():
+                    for slot, base in zip(slots, emit(row, count, group, top), strict=True):
+                        store(slot, 0, base)
+        return [slot[0] for slot in slots]
+
+    def _along_a_line(self, row: Index, count: int, group: Index, top: Index) -> list[Index]:
+        g = self.geometry
         image, line, column = self._pixel(row)
-        origin = (image * g.padded[0] + line * g.strides[0] - top) * self.pitch
-        start = bound(origin + group * (g.channels // g.groups) if g.groups > 1 else origin)
-        bases = [start + column * (g.strides[1] * g.channels)]
-        for _ in range(count - 1):
-            is_last, is_end = column + 1 == g.result[1], line + 1 == g.result[0]
-            step = T.Select(is_end, _int64(g.image_step * self.pitch), _int64(g.strides[0] * self.pitch))
-            start = bound(start + T.Select(is_last, step, zero))
-            line, column = (bound(v) for v in (T.Select(is_last, T.Select(is_end, zero, line + 1), line),
-                                               T.Select(is_last, zero, column + 1)))
-            bases.append(start + column * (g.strides[1] * g.channels))
-        return bases
+        stride = g.strides[1] * g.channels
+        start = bound(self._address(image, line, column, group, top))
+        step = T.Select(line + 1 == g.result[0], _int64(g.image_step * self.pitch), _int64(g.strides[0] * self.pitch))
+        ahead = bound(step - g.result[1] * stride)
+        return [start + i * stride + T.Select(column + i >= g.result[1], ahead, _int64(0)) for i in range(count)]
+
+    def _one_by_one(self, row: Index, count: int, group: Index, top: Index) -> list[Index]:
+        return [self._address(*self._pixel(row + i), group, top) for i in range(count)]
+
+    def _address(self, image: Index, line: Index, column: Index, group: Index, top: Index) -> Index:
+        g = self.geometry
+        above = (image * g.padded[0] + line * g.strides[0] - top) * self.pitch
+        base = above + column * (g.strides[1] * g.channels)
+        return base + group * (g.channels // g.groups) if g.groups > 1 else base
 
     def _pixel(self, row: Index) -> tuple[Index, Index, Index]:
         """Image, line and column of an output pixel."""
