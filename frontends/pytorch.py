@@ -84,7 +84,7 @@ def _export(module: torch.nn.Module, example_inputs: Any,
     except ImportModelError:
         raise
     except Exception as error:  # the user's own forward() runs in there and can raise anything
-        raise export_error(error, type(module).__name__) from error
+        raise export_error(error, module) from error
     leaves = zip(user_inputs(exported), pytree.tree_leaves((args, kwargs)), strict=True)
     return exported, {f"{node.name}_{axis}": name for node, leaf in leaves
                       for (tensor, axis), name in shapes.names.items() if tensor == id(leaf)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -155,8 +155,14 @@ _FUNCTIONS: dict[str, Callable[[list[Quotient]], Quotient]] = {
 }
 
 
-def float_scalar(builder: GraphBuilder, name: str, expr: sympy.Expr, variable: Variable) -> float | Expr:
-    """A floating point expression over extents as a number, or as a float32 scalar computed at run time."""
+def float_scalar(builder: GraphBuilder, name: str, expr: sympy.Expr, variable: Variable,
+                 known: Mapping[sympy.Expr, Expr]) -> float | Expr:
+    """A floating point expression over extents as a number, or as a float32 scalar computed at run time.
+
+    ``known`` are scalars for expressions that are more than extents.
+    """
+    if expr in known:
+        return known[expr]
     if expr.is_number:
         return float(expr)
     if type(expr).__name__ == "ToFloat" or expr.is_integer:
@@ -166,7 +172,7 @@ def float_scalar(builder: GraphBuilder, name: str, expr: sympy.Expr, variable: V
     if operation is None:
         raise UnsupportedOperatorError("this arithmetic on dynamic extents has no translation", found=str(expr),
                                        hint="fix the dimension with dims=")
-    operands = [float_scalar(builder, name, a, variable) for a in expr.args]
+    operands = [float_scalar(builder, name, a, variable, known) for a in expr.args]
     values = [constant(np.asarray(v, np.float32)) if isinstance(v, float) else v for v in operands]
     if len(values) == 1:
         return builder.emit(operation(*values), name)

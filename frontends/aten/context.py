@@ -8,7 +8,7 @@ symbolic extent: everything else is computed by PyTorch itself at import.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tvm import relax
 from ...errors import UnsupportedOperatorError
 from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dims_of, dtype_of, equal_dims, is_number
 from ..extents import extent
+from ..model import Requirement
 
 Scalar = bool | int | float
 Value = Any
@@ -59,12 +60,14 @@ class Context:
     name : the layer's name, which the call's main binding gets.
     result : what PyTorch says the call returns (fake tensors).
     dims_of_result : the shape of one of those fake tensors in the normal form's extents.
+    requirements : what translations take for granted about extents.
     """
 
     builder: GraphBuilder
     name: str
     result: Any
     dims_of_result: Callable[[torch.Tensor], tuple[Dim, ...]] = tuple
+    requirements: list[Requirement] = field(default_factory=list)
 
     @property
     def dtype(self) -> str:
@@ -120,6 +123,12 @@ class Context:
             raise self.refuse("it multiplies something that is not floating point by weights", found=found,
                               expected="float32", hint="check the types of the example inputs")
         return self.expr(value)
+
+    def require(self, extent: Dim, least: Dim) -> None:
+        """Note that an extent has to be as large as another when the program is called."""
+        requirement = Requirement(">=", extent, least, self.name)
+        if not requirement.holds():
+            self.requirements.append(requirement)
 
     def refuse(self, reason: str, **details: object) -> UnsupportedOperatorError:
         """The error for a form of the operator that has no translation."""

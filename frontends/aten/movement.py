@@ -162,6 +162,14 @@ def flip(c: Context, x: Value, dims: Sequence[int]) -> Value:
     return y
 
 
+def _cut(c: Context, extent: Dim, shift: Dim) -> Dim:
+    """Where a symbolic axis that is rolled by ``shift`` begins; the shift has to be below the extent."""
+    if not isinstance(shift, int):
+        raise c.refuse("rolling by a dynamic number of places is supported along fixed dimensions", found=str(shift))
+    c.require(extent, abs(shift))
+    return -shift if shift <= 0 else simplified(extent - shift)
+
+
 def roll(c: Context, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
     shifts = expand_sizes(shifts, 1)
     if dims == () or dims == []:
@@ -171,8 +179,7 @@ def roll(c: Context, x: Value, shifts: int | Sequence[int], dims: int | Sequence
     for shift, dim in zip(shifts, expand_sizes(dims, 1), strict=True):
         axis = axis_of(x, dim)
         extent = shape(x)[axis]
-        cut = -shift % max(extent, 1) if isinstance(extent, int) and isinstance(shift, int) else \
-            simplified(tirx.floormod(extent * 0 - shift, extent))
+        cut = -shift % max(extent, 1) if isinstance(extent, int) else _cut(c, extent, shift)
         if not is_exactly(cut, 0):
             parts = [sliced(c, y, axis, cut, extent, part="tail"), sliced(c, y, axis, 0, cut, part="head")]
             y = c.emit(_op.concat(parts, axis=axis))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import sympy
@@ -77,6 +79,7 @@ class Symbols:
         self._equal: dict[sympy.Expr, sympy.Expr] = {}
         self._use(conditions_of(program))
         self._known: dict[sympy.Expr, Dim] = {}
+        self._read: dict[sympy.Expr, Expr] = {}
 
     def _declare(self, symbol: sympy.Symbol, name: str, bounds: DimRange, derived: _Derived | None) -> None:
         """Make a variable of a symbol, or let it stand for one that has the name already."""
@@ -122,7 +125,12 @@ class Symbols:
 
     def scalar(self, builder: GraphBuilder, name: str, value: torch.SymFloat) -> float | Expr:
         """A floating point number that PyTorch computes from extents."""
-        return float_scalar(builder, name, self._replaced(_expression(value)), self._quotient)
+        return float_scalar(builder, name, self._replaced(_expression(value)), self._quotient, self._read)
+
+    def read(self, value: torch.SymFloat, scalar: Expr) -> Expr:
+        """Remember the scalar tensor that a floating point number is read from."""
+        self._read[_expression(value)] = scalar
+        return scalar
 
     def truth(self, value: bool | torch.SymBool) -> bool | None:
         """A condition on extents where it holds always or never; else None."""
@@ -277,9 +285,21 @@ def _refuse_fixed(given: Mapping[str, str], dims: Mapping[str, sympy.Expr], prog
         expr = dims.get(place)
         if expr is None or expr.is_number:
             input_name, _, axis = place.rpartition("_")
-            extent = inputs[input_name].shape[int(axis)] if expr is None else expr
+            extent = inputs[input_name].shape[int(axis)]
             raise ImportModelError(
                 "the model works for one extent only of a dimension that dynamic_shapes= calls dynamic", layer=name,
-                found=f"dimension {axis} of {input_name} is {extent}",
+                found=f"dimension {axis} of {input_name} is {extent if expr is None else expr}{_where_fixed(extent)}",
                 hint="look for an extent that forward() compares, converts by int() or float(), or passes to a layer "
                      "of fixed size; or leave the dimension fixed")
+
+
+def _where_fixed(dim: int | torch.SymInt) -> str:
+    """The line of the user's code in which PyTorch found that an extent is fixed, as far as it says."""
+    if isinstance(dim, int):
+        return ""
+    known = dim.node.shape_env.var_to_range_sloc.get(_expression(dim))
+    frame = getattr(getattr(known, "lower", None), "framework_loc", None)
+    name = getattr(frame, "filename", "")
+    if not name or name.startswith(str(Path(torch.__file__).parent)):
+        return ""
+    return f"\n    in {Path(name).name}, line {frame.lineno}: {linecache.getline(name, frame.lineno).strip()}"

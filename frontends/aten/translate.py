@@ -27,7 +27,7 @@ from ...ir import (
     with_main,
     without_dead_code,
 )
-from ..model import ImportedModel
+from ..model import ImportedModel, Requirement
 from .conditions import condition_of
 from .context import UNAVAILABLE, UNDECIDED, Context, Value, is_variable, shape, to_numpy
 from .graph import IGNORED, SHAPE_QUERIES, dependent_nodes, handler_of, packet_name
@@ -37,6 +37,9 @@ from .symbols import Symbols
 
 # Keyword arguments that say nothing about values once every tensor is on the CPU with the type it is inferred to have.
 _NOISE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "out"})
+
+# Calls that read the only element of a tensor.
+_READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
 NO_TRANSLATION = "it has no translation"
 
@@ -68,6 +71,7 @@ class Translator:
         self._values: dict[Node, Value] = {}
         self._problems: list[tuple[str, str, UnsupportedOperatorError]] = []
         self._builder = GraphBuilder([])
+        self._requirements: list[Requirement] = []
         self._conditions: list[tuple[torch.SymBool, str]] = []
 
     def run(self) -> ImportedModel:
@@ -84,7 +88,7 @@ class Translator:
         variables, names = self._outputs()
         main = without_dead_code(self._builder.finish(variables))
         hints = hints_of(self._program, self._symbols, self._examples)
-        requirements = self._symbols.requirements(self._conditions)
+        requirements = (*self._symbols.requirements(self._conditions), *self._requirements)
         inputs = tuple(TensorSpec.of(v, v.name) for v in parameters)
         return ImportedModel(with_main(tvm.IRModule({}), main), inputs, names, "pytorch", hints, self._symbols.ranges,
                              requirements)
@@ -116,7 +120,8 @@ class Translator:
         handler = handler_of(op)
         if handler is None:
             return self._refuse(node, NO_TRANSLATION)
-        context = Context(self._builder, self._names.of(node), node.meta["val"], self._symbols.dims)
+        context = Context(self._builder, self._names.of(node), node.meta["val"], self._symbols.dims,
+                          self._requirements)
         try:
             return self._settled(context, handler(context, *_positional(op, args, kwargs), **_keywords(op, kwargs)))
         except UnsupportedOperatorError as error:
@@ -144,6 +149,9 @@ class Translator:
         try:
             if isinstance(value, torch.SymInt):
                 return self._symbols.dim(value)
+            if isinstance(value, torch.SymFloat) and node.target in _READS:
+                return self._symbols.read(value, self._builder.emit(relax.op.reshape(
+                    self._values[node.args[0]], ()), self._names.of(node)))
             if isinstance(value, torch.SymFloat):
                 return self._symbols.scalar(self._builder, self._names.of(node), value)
             truth = self._symbols.truth(value)

@@ -77,9 +77,9 @@ VISION: dict[str, Case] = {
     "style_transfer": of_images(vision.StyleTransfer), "espcn": of_images(vision.espcn, 1),
     "segnet": of_images(vision.segnet),
     "siamese": of_batches(vision.Siamese, *[lambda n: torch.randn(n, 3, 8, 8)] * 2),
-    "swin": Case(vision.SwinBlock, lambda batch, height, width: (torch.randn(batch, height, width, 8),),
-                 ({0: "batch", 1: "height", 2: "width"},),
-                 ({"batch": 2, "height": 8, "width": 12}, {"batch": 1, "height": 16, "width": 8})),
+    "swin": Case(vision.SwinBlock, lambda batch, height: (torch.randn(batch, height, 12, 8),),
+                 ({0: "batch", 1: "height"},),
+                 ({"batch": 2, "height": 8}, {"batch": 1, "height": 16})),
     "mlp_mixer": of_batches(vision.MixerBlock, lambda n: torch.randn(n, 3, 16, 16)),
     "class_token": of_images(vision.ClassToken),
 }
