@@ -233,8 +233,8 @@ class Tasks:
         start, stop = (bind(n, (row_task + i) * self.tiles // schedule.row_tasks)
                        for i, n in enumerate(("start", "stop")))
         count, most = bind("count", stop - start), schedule.part_tiles
-        parts = bind("parts", T.max(T.min(count, 1), (count + most // 2) // most))
-        with T.serial(parts) as part:
+        parts = bind("parts", T.max((count + most // 2) // most, 1))
+        with T.serial(T.min(count, 1) * parts) as part:  # None for a task without tiles.
             named("part", part)
             begin, end = (bind(n, start + (part + i) * count // parts) for i, n in enumerate(("begin", "end")))
             yield begin, end
