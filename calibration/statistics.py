@@ -30,7 +30,8 @@ class TensorStatistics:
     minimum, maximum : their range.
     exponent : the histogram's bin width is ``2 ** exponent``.
     histogram : int64 [2 * HALF_BINS], the counts of the bins in ascending order.
-    channel_absmax : float32 [last axis], the largest magnitude per channel.
+    channel_absmax : float32 [last axis], the largest magnitude per channel; [1], of all, where the last axis is a
+        symbolic dim, whose extent changes between samples.
     total, total_squares : sums, float64, for the mean and the standard deviation.
     """
 
@@ -65,16 +66,16 @@ class TensorStatistics:
                    total_squares=float(np.square(wide).sum()))
 
     def merged(self, other: TensorStatistics) -> TensorStatistics:
-        """The statistics of the values of both; DataError where the number of channels differs."""
-        if self.channel_absmax.shape != other.channel_absmax.shape:
-            raise DataError("the number of channels changes between samples", layer=self.name,
-                            found=other.channel_absmax.shape, expected=self.channel_absmax.shape)
+        """The statistics of the values of both."""
+        channels = (self.channel_absmax, other.channel_absmax)
+        if channels[0].shape != channels[1].shape:
+            channels = (channels[0].max(keepdims=True), channels[1].max(keepdims=True))
         exponent = max(self.exponent, other.exponent)
         return TensorStatistics(
             name=self.name, count=self.count + other.count, minimum=min(self.minimum, other.minimum),
             maximum=max(self.maximum, other.maximum), exponent=exponent,
             histogram=_widened(self, exponent) + _widened(other, exponent),
-            channel_absmax=np.maximum(self.channel_absmax, other.channel_absmax),
+            channel_absmax=np.maximum(*channels),
             total=self.total + other.total, total_squares=self.total_squares + other.total_squares)
 
     @property

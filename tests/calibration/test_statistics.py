@@ -74,10 +74,13 @@ def test_non_finite_values_name_the_tensor(bad: float) -> None:
         Statistics().observe("layer3.conv", x)
 
 
-def test_empty_and_changing_channels() -> None:
+def test_empty_arrays_are_refused() -> None:
     with pytest.raises(DataError, match="no values"):
         TensorStatistics.of("x", np.zeros((0, 3), np.float32))
+
+
+def test_a_last_axis_of_changing_extent_counts_as_one_channel() -> None:
     streamed = Statistics()
-    streamed.observe("x", np.zeros((2, 3), np.float32))
-    with pytest.raises(DataError, match="number of channels"):
-        streamed.observe("x", np.zeros((2, 4), np.float32))
+    for values in ([[1, -5, 2]], [[3, 1, 4, 0]], [[0, 6, 0]]):
+        streamed.observe("x", np.array(values, np.float32))
+    assert streamed["x"].channel_absmax.tolist() == [6.0] and streamed["x"].count == 10
