@@ -57,6 +57,16 @@ def test_matmul_of_any_number_of_rows(precision: Precision, depth: int, columns:
     kernel.check({"batch": 1, "seq": 1})
 
 
+def test_rows_that_come_in_windows() -> None:
+    """Rows that are none where the image is smaller than a window: TVM follows that case too."""
+    batch, height = symbol("batch"), symbol("height")
+    group = symbolic_group("matmul", [(height // 4 * batch * 3, 16, 8)], lambda builder, params: builder.emit(
+        relax.op.matmul(params[0], weights(8, 8)), "layer"))
+    kernel = SymbolicKernel(group, Precision.FP32, {"batch": 2, "height": 8})
+    for extents in ({"batch": 2, "height": 8}, {"batch": 1, "height": 5}, {"batch": 3, "height": 64}):
+        kernel.check(extents)
+
+
 B, H, M, K, N = (symbol(name) for name in "bhmkn")
 PRODUCTS = {
     "nothing known": ((B, H, M, K), (B, H, K, N)),
