@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,9 +11,16 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Constant, Dim, Expr, dims_of, dtype_of
+from ..limits import MAX_TABLE
 from .node import OnnxNode
 
 Operand: TypeAlias = "Expr | np.ndarray | float | int"
+
+
+def check_table(node: OnnxNode, *sizes: int) -> None:
+    """UnsupportedOperatorError for a table of impossible size, before it is computed."""
+    if math.prod(sizes) > MAX_TABLE:
+        raise node.unsupported(f"with a table of {math.prod(sizes)} elements")
 
 
 @dataclass(frozen=True)

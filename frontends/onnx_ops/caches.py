@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 
 
@@ -17,6 +17,7 @@ def tensor_scatter(node: OnnxNode) -> Results:
     fits = len(own) == len(shape) and all(a == b for i, (a, b) in enumerate(zip(own, shape, strict=False)) if i != axis)
     if not fits or axis == 0 or not 1 <= own[axis] <= shape[axis] or mode not in ("linear", "circular"):
         raise node.fault("the update does not fit the cache", found=own, expected=shape)
+    check_table(node, shape[axis])
     places = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
     first = node.constant(np.zeros(shape[0], np.int64)) if not node.has(2) else steps.cast(node.expr(2), "int64")
     first = steps.reshape(first, [shape[0], *(1,) * (len(shape) - 1)])

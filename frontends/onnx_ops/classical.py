@@ -10,7 +10,7 @@ from tvm import relax
 
 from ...ir import Expr, dims_of
 from .. import emit
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 
 DOMAIN = "ai.onnx.ml"
@@ -101,6 +101,9 @@ def _aggregated(node: OnnxNode, steps: Algebra, place: Expr, first_leaf: int) ->
     how, targets = int(node.attribute("aggregate_function", _SUM)), int(node.attribute("n_targets", 1))
     weights, own = (np.asarray(node.attribute(n, ())) for n in ("leaf_weights", "leaf_targetids"))
     nothing = {_MIN: np.inf, _MAX: -np.inf}.get(how, 0.0)
+    if targets < 1 or len(weights) != len(own) or ((own < 0) | (own >= targets)).any():
+        raise node.fault("the leaves do not fit the targets", found=(len(weights), own.tolist()), expected=targets)
+    check_table(node, first_leaf + len(weights), targets)
     table = np.full((first_leaf + len(weights), targets), nothing, np.float32)
     table[first_leaf + np.arange(len(weights)), own] = weights
     values = node.emit(relax.op.take(node.constant(table), place, 0, mode="clip"), "leaves")
@@ -138,11 +141,12 @@ def _read_trees(node: OnnxNode) -> _Trees:
     if not len(roots) or (roots < 0).any() or (roots >= count).any() or not known:
         raise node.fault("the trees are unusable", found=(roots.tolist(), modes.tolist()))
     padding = np.zeros(leaves, np.int64)
+    check_table(node, count + leaves, _widest(node))
     members = np.concatenate([_members(node, modes), np.full((leaves, _widest(node)), np.nan, np.float32)])
     return _Trees(
         count, roots, np.concatenate([read("nodes_featureids").astype(np.int64), padding]),
         np.concatenate([modes, padding]), np.concatenate([read("nodes_splits"), padding]).astype(np.float32), members,
-        np.concatenate([read("nodes_missing_value_tracks_true"), padding]).astype(bool), *children,
+        np.concatenate([read("nodes_missing_value_tracks_true"), padding]).astype(bool), children[0], children[1],
         _depth(node, roots, count, children))
 
 

@@ -78,7 +78,8 @@ def eye_like(node: OnnxNode) -> Results:
         dtype = normal_dtype(helper.tensor_dtype_to_np_dtype(node.attributes["dtype"])) or dtype
     k = int(node.attribute("k", 0))
     if all(isinstance(d, int) for d in source):
-        return np.eye(*node.numbers(source, "input 0"), k=k, dtype=dtype)
+        height, width = node.numbers(source, "input 0")
+        return np.eye(height, width, k=k, dtype=np.dtype(dtype))
     rows, columns = (positions(node.builder, node.name, d) for d in source)
     column = node.emit(relax.op.expand_dims(rows, 1), "rows")
     places = node.emit(relax.op.add(column, node.constant(k, "int64")), "rows")

@@ -8,7 +8,7 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Dim, Expr
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 
 
@@ -35,10 +35,12 @@ def tf_idf_vectorizer(node: OnnxNode) -> Results:
             if (size - 1) * distance < length:
                 counts.append(_occurrences(node, steps, rows, pool, length, distance))
                 columns.append(own)
-    width = int(indices.max()) + 1
+    width = int(indices.max(initial=0)) + 1
+    check_table(node, width)
     if not counts:
         return np.zeros((*shape[:-1], width), np.float32)
     found = counts[0] if len(counts) == 1 else node.emit(relax.op.concat(counts, 1), "counts")
+    check_table(node, sum(len(c) for c in columns), width)
     place = np.concatenate(columns)[:, None] == np.arange(width)
     total = node.emit(relax.op.matmul(found, node.constant(place.astype(np.float32))))
     return node.emit(relax.op.reshape(_weighted(node, steps, total, width), (*shape[:-1], width)))

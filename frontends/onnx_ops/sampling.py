@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Expr
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 
 
@@ -106,6 +106,7 @@ def roi_align(node: OnnxNode) -> Results:
         raise node.unsupported("with a number of samples that depends on the regions")
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     half = node.attribute("coordinate_transformation_mode", default) == "half_pixel"
+    check_table(node, height, width, max(samples, 1) ** 2)
     images = steps(relax.op.floor_mod, steps.cast(node.expr(2), "int64"), shape[0])
     flat = steps.reshape(node.expr(0), [*shape[:2], shape[2] * shape[3]])
     own = node.emit(relax.op.take(flat, images, 0, mode="clip"), "regions")
@@ -164,6 +165,7 @@ def _adaptive(node: OnnxNode, steps: Algebra, own: Expr, height: int, width: int
         low, high = (region[[1 + k, k]] * scale - np.float32(0.5 if half else 0.0) for k in (0, 2))
         size = high - low if half else np.maximum(high - low, np.float32(1.0))
         counts = [max(math.ceil(s / n), 1) for s, n in zip(size, (height, width), strict=True)]
+        check_table(node, height, width, *counts)
         places = [low[a] + size[a] / n * (np.arange(n)[:, None] + (np.arange(k) + 0.5) / k).reshape(-1)
                   for a, (n, k) in enumerate(zip((height, width), counts, strict=True))]
         grid = [g.reshape(1, -1) for g in np.meshgrid(*places, indexing="ij")]
@@ -189,6 +191,7 @@ def deformable_convolution(node: OnnxNode) -> Results:
     if rank < 1 or channels % parts or weight[1] * groups != channels or node.shape(2) != expected:
         raise node.fault("the offsets do not fit", found=node.shape(2), expected=expected)
     windows = math.prod(counts)
+    check_table(node, taps, windows)
     # Images of the offset groups are samples of a batch; every place is (tap, window).
     flat = steps.reshape(node.expr(0), [n * parts, channels // parts, math.prod(shape[2:])])
     offsets = steps.reshape(node.expr(2), [n * parts, taps, rank, windows])

@@ -11,11 +11,9 @@ from onnx import helper
 from tvm import relax
 
 from ...ir import Expr
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 
-# Larger matrices are refused: a transform of such a length wants another algorithm.
-_MAX_MATRIX = 2 ** 26
 # Frequency in hertz of 0 mel's doubling, and the factor of the logarithm (O'Shaughnessy 1987).
 _MEL_BREAK, _MEL_FACTOR = 700.0, 2595.0
 
@@ -64,6 +62,7 @@ def short_time_fourier_transform(node: OnnxNode) -> Results:
     if node.has(2) and node.numbers(node.dims(2), "the window") != (size,):
         raise node.fault("the window does not fit the frames", found=node.dims(2), expected=(size,))
     count = 1 + (length - size) // step
+    check_table(node, count, size)
     table = np.arange(count)[:, None] * step + np.arange(size)
     frames: Expr = node.emit(relax.op.take(steps.reshape(node.expr(0), shape), node.constant(table), 1, mode="clip"),
                              "frames")
@@ -86,8 +85,7 @@ def _matrix(node: OnnxNode, length: int, parts: int, size: int, *, inverse: bool
     """[length · parts, frequencies · 2] of a transform over ``size`` points, [length · parts, size] for one that goes
     back to real numbers. What ``length`` has beyond ``size`` is cut off, what it lacks is zero."""
     columns = size // 2 + 1 if onesided and not inverse else size
-    if length * parts * columns * 2 > _MAX_MATRIX:
-        raise node.unsupported(f"over {size} points")
+    check_table(node, length, parts, columns, 2)
     places = np.arange(length)[:, None] * np.arange(columns)
     angle = 2 * np.pi / size * np.remainder(places, size)
     cos, sin = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
@@ -117,8 +115,9 @@ def mel_weight_matrix(node: OnnxNode) -> Results:
     """Triangular filters whose centres are evenly spaced on the mel scale: [frequencies, filters]."""
     bins, size, rate = (_integer(node, i, w) for i, w in enumerate(("a number of bins", "a length", "a rate")))
     low, high = (float(node.known(i, "an edge").reshape(())) for i in (3, 4))
-    if bins < 1 or size < 1 or rate < 1 or not 0 <= low < high or bins * size > _MAX_MATRIX:
+    if bins < 1 or size < 1 or rate < 1 or not 0 <= low < high:
         raise node.fault("the filters are unusable", found=(bins, size, rate, low, high))
+    check_table(node, bins + 2, size)
     mel_low, mel_high = (_MEL_FACTOR * np.log10(1 + f / _MEL_BREAK) for f in (low, high))
     mels = mel_low + np.arange(bins + 2) * (mel_high - mel_low) / (bins + 2)
     edges = np.floor((size + 1) * _MEL_BREAK * (10 ** (mels / _MEL_FACTOR) - 1) / rate)

@@ -9,11 +9,8 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Expr, dims_of, product_of
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
-
-# Larger tables are refused.
-_MAX_TABLE = 2 ** 26
 
 
 def window_table(extents: Sequence[int], counts: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
@@ -34,11 +31,6 @@ def window_table(extents: Sequence[int], counts: Sequence[int], kernel: Sequence
     return np.where(inside, place, -1)
 
 
-def checked_table_size(node: OnnxNode, *sizes: int) -> None:
-    if math.prod(sizes) > _MAX_TABLE:
-        raise node.unsupported(f"with a table of {math.prod(sizes)} places")
-
-
 @operator("Col2Im")
 def column_to_image(node: OnnxNode) -> Results:
     """Every element of the image is the sum of the elements of columns that cover it, picked by a table."""
@@ -57,7 +49,8 @@ def column_to_image(node: OnnxNode) -> Results:
     if columns != windows or planes % elements or windows < 1:
         raise node.fault("the columns do not fit the image", found=(planes, columns),
                          expected=f"a multiple of {elements}, {windows}")
-    checked_table_size(node, windows, elements)
+    check_table(node, windows, elements)
+    check_table(node, *extents)
     table = _covering(window_table(extents, counts, kernel, strides, dilations, pads[:count]), math.prod(extents))
     steps = Algebra(node, "columns")
     flat = steps.reshape(node.expr(0), [shape[0], planes // elements, elements * windows])
@@ -87,7 +80,7 @@ def max_with_places(node: OnnxNode, counts: Sequence[int], kernel: Sequence[int]
     column by column)."""
     shape, x = node.shape(0), node.expr(0)
     extents = shape[2:]
-    checked_table_size(node, math.prod(counts), math.prod(kernel))
+    check_table(node, math.prod(counts), math.prod(kernel))
     table = window_table(extents, counts, kernel, strides, dilations, starts)
     if (table < 0).all(axis=1).any():
         raise node.fault("a window lies outside of the image", found=extents)
@@ -114,7 +107,7 @@ def _stored(node: OnnxNode, table: np.ndarray, extents: Sequence[int]) -> np.nda
     if not node.attribute("storage_order", 0):
         return table
     parts = np.unravel_index(np.maximum(table, 0), extents)
-    return np.ravel_multi_index(parts[::-1], tuple(reversed(extents)))
+    return np.asarray(np.ravel_multi_index(parts[::-1], tuple(reversed(extents))))
 
 
 @operator("MaxUnpool")
@@ -134,6 +127,7 @@ def max_unpool(node: OnnxNode) -> Results:
     wanted = list(node.integers(2, "", "a shape") or whole)
     if len(wanted) != len(whole) or any(w < i for w, i in zip(wanted, whole, strict=True)) or min(whole) < 1:
         raise node.fault("the output's shape is unusable", found=wanted, expected=f"at least {whole}")
+    check_table(node, *whole)
     steps = Algebra(node, "places")
     indices = steps(relax.op.floor_mod, steps.reshape(node.expr(1), [math.prod(shape)]), math.prod(whole))
     zeros = node.constant(np.zeros(math.prod(whole)), node.dtype(0))
