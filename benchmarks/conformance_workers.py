@@ -47,7 +47,7 @@ class Pool:
     """
 
     processes: int = 2
-    seconds: float = 60.0
+    seconds: float = 120.0
     work: Callable[[Connection], None] = serve
     _context: multiprocessing.context.ForkServerContext = field(init=False)
 
