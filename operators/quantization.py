@@ -23,6 +23,8 @@ _LARGEST = (127, 128, *range(126, 0, -1))
 _ROUNDING = 2.0**-14
 # How far a bias may be from a multiple of the accumulator's unit, in units, and how large it may be.
 _UNIT_ROUNDING, _LARGEST_BIAS = 1e-3, 2**20
+# Channels that are looked at together.
+_ROWS = 256
 # Weights of a channel that decide which grids are looked at closely.
 _PROBES = 32
 
@@ -125,13 +127,29 @@ def weight_scales(rows: np.ndarray) -> np.ndarray | None:
     """
     absmax = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
     scales = np.ones(len(rows), np.float64)
-    for i, (row, largest) in enumerate(zip(rows, absmax, strict=True)):
-        if largest > 0:
-            found = _scale(row, largest)
+    used = np.flatnonzero(absmax)
+    if len(used) and _scale(rows[used[0]], absmax[used[0]]) is None:
+        return None
+    for begin in range(0, len(used), _ROWS):
+        chunk = used[begin:begin + _ROWS]
+        scales[chunk], plain = _full_scales(rows[chunk], absmax[chunk])
+        for i in chunk[~plain]:
+            found = _scale(rows[i], absmax[i])
             if found is None:
                 return None
             scales[i] = found
     return scales.astype(np.float32)
+
+
+def _full_scales(rows: np.ndarray, absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scales of rows whose largest level is 127, and which rows these are: what most quantizers make."""
+    ratios = rows.astype(np.float64) / absmax[:, None]
+    levels = np.rint(ratios * 127)
+    plain = np.abs(ratios * 127 - levels).max(axis=1) <= _ROUNDING
+    fitted = (absmax * np.einsum("ij,ij->i", ratios, levels) / np.square(levels).sum(axis=1)).astype(np.float32)
+    candidates = np.stack([fitted, np.nextafter(fitted, np.float32(0)), np.nextafter(fitted, np.float32(np.inf))])
+    exact = np.stack([(levels.astype(np.float32) * c[:, None] == rows).all(axis=1) for c in candidates])
+    return candidates[exact.argmax(axis=0), np.arange(len(rows))], plain
 
 
 def _scale(row: np.ndarray, largest: float) -> float | None:
