@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tvm
 from tvm import tirx
 
-from .ir import Dim, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, symbols_in
+from .ir import Dim, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, simplified, symbols_in
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,62 @@ class Requirement:
         """The relation that ``to_json`` wrote."""
         left, right = (as_dim(tvm.ir.load_json(raw[side])) for side in ("left", "right"))
         return cls(raw["relation"], left, right, raw["layer"])
+
+
+def distinct(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
+    """The requirements that the others do not imply, bounds of one symbol written as such."""
+    solved = {str(r): r for r in map(_solved, requirements)}
+    lower: dict[str, int] = {}
+    upper: dict[str, int] = {}
+    for requirement in solved.values():
+        bounds = lower if isinstance(requirement.left, tirx.Var) else upper
+        symbol, bound = _bound_of(requirement)
+        if symbol is not None:
+            bounds[symbol] = (max if bounds is lower else min)(bounds.get(symbol, bound), bound)
+    kept = []
+    for requirement in solved.values():
+        bounds = lower if isinstance(requirement.left, tirx.Var) else upper
+        symbol, bound = _bound_of(requirement)
+        if symbol is None or bounds[symbol] == bound:
+            kept.append(requirement)
+    return tuple(kept)
+
+
+def _bound_of(requirement: Requirement) -> tuple[str | None, int]:
+    """The symbol that the requirement bounds by a number, and the number; None where it is no such bound."""
+    left, right = as_dim(requirement.left), as_dim(requirement.right)
+    if requirement.relation == ">=":
+        for symbol, number in ((left, right), (right, left)):
+            if isinstance(symbol, tirx.Var) and isinstance(number, int):
+                return symbol.name, number
+    return None, 0
+
+
+def _solved(requirement: Requirement) -> Requirement:
+    """``s >= 3`` for ``(s - 1) // 2 + 1 >= 2``; the requirement itself where it is no bound of one symbol."""
+    if requirement.relation != ">=":
+        return requirement
+    rest, least = simplified(requirement.left - requirement.right), 0  # rest >= least
+    while not isinstance(rest, (int, tirx.Var)):
+        if isinstance(rest, tirx.Sub) and isinstance(as_dim(rest.a), int) and isinstance(rest.b, tirx.Var):
+            return Requirement(">=", as_dim(rest.a) - least, rest.b, requirement.layer)
+        number = as_dim(rest.b) if isinstance(rest, (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv)) else None
+        if not isinstance(number, int):
+            return requirement
+        if isinstance(rest, tirx.Add):
+            least -= number
+        elif isinstance(rest, tirx.Sub):
+            least += number
+        elif isinstance(rest, tirx.FloorDiv) and number > 0:
+            least *= number
+        elif isinstance(rest, tirx.Mul) and number > 0:
+            least = -(-least // number)
+        elif isinstance(rest, tirx.Mul) and number < 0 and isinstance(rest.a, tirx.Var):
+            return Requirement(">=", -least // -number, rest.a, requirement.layer)
+        else:
+            return requirement
+        rest = rest.a
+    return Requirement(">=", rest, least, requirement.layer) if isinstance(rest, tirx.Var) else requirement
 
 
 def likely(hints: Mapping[str, int], requirements: Sequence[Requirement]) -> dict[str, int]:

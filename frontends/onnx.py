@@ -18,8 +18,9 @@ from tvm import relax
 
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
 from ..ir import GraphBuilder, constant, with_main
+from ..requirements import Requirement, distinct, likely
 from .limits import MAX_CONSTANTS_BYTES, MAX_GROWTH
-from .model import ImportedModel, Requirement, likely
+from .model import ImportedModel
 from .onnx_constants import can_evaluate, evaluate, widened
 from .onnx_control import CONTROL
 from .onnx_functions import NO_TRANSLATION, function_of, has_function, with_arguments
@@ -99,12 +100,12 @@ def _translated(source: OnnxModel, signature: Signature) -> ImportedModel:
 
 
 def _checkable(requirements: Sequence[Requirement], signature: Signature) -> tuple[Requirement, ...]:
-    """The requirements, each once; UnsupportedOperatorError where one is on an extent that only running tells."""
+    """The requirements, none twice; UnsupportedOperatorError where one is on an extent that only running tells."""
     problems = [UnsupportedOperatorError("extents that only running tells are not known to fit", layer=r.layer,
                                          expected=r) for r in requirements if not r.symbols <= signature.hints.keys()]
     if problems:
         raise UnsupportedOperatorError.collect(problems)
-    return tuple({str(r): r for r in requirements}.values())
+    return distinct(requirements)
 
 
 def _as_variable(builder: GraphBuilder, value: Result, name: str) -> relax.Var:
