@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, as_dim, dims_of, equal_dims, product_of, simplified
+from ...ir import Dim, Expr, as_dim, dims_of, equal_dims, is_equal_dim, product_of, simplified
 from ..limits import MAX_ELEMENTS
 from .broadcasting import concatenable, fitted, is_number, shape_text
 from .generators import filled
@@ -24,12 +24,29 @@ def reshaped(node: OnnxNode, shape: Sequence[Dim]) -> Value:
         raise node.fault("the shape has a negative extent", found=shape_text(wanted))
     if 0 in wanted and 0 in source:
         return np.zeros(node.numbers(wanted, "the result"), node.dtype(0))  # Relax reads 0 as "copy".
-    left, right = product_of(source), product_of(wanted)
+    left, right = (product_of(side) for side in _without_common_factors(source, wanted))
     if isinstance(left, int) and isinstance(right, int) and left != right:
         raise node.fault("the shape does not fit the number of elements", found=shape_text(wanted),
-                         expected=f"{left} elements, as in {shape_text(source)}")
+                         expected=f"as many as in {shape_text(source)}")
     node.require_equal(left, right)
     return node.emit(relax.op.reshape(node.expr(0), wanted))
+
+
+def _without_common_factors(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
+    """The factors of two products without those of which each is provably one of the other side."""
+    left, right = ([f for d in side for f in _factors(d)] for side in (a, b))
+    rest = []
+    for factor in left:
+        match = next((i for i, f in enumerate(right) if not isinstance(f, int) and is_equal_dim(f, factor)), None)
+        if match is None:
+            rest.append(factor)
+        else:
+            del right[match]
+    return rest, right
+
+
+def _factors(dim: Dim) -> list[Dim]:
+    return [*_factors(as_dim(dim.a)), *_factors(as_dim(dim.b))] if isinstance(dim, tirx.Mul) else [dim]
 
 
 @operator("Identity")

@@ -187,6 +187,17 @@ def test_extents_that_have_to_be_equal_are_required() -> None:
     assert {r.layer for r in imported.requirements} == {"y"}
 
 
+def test_products_of_the_same_factors_are_equal() -> None:
+    """Relative positions: [b, s, 2 s - 1] in another order."""
+    nodes = [node("Concat", "x,x", "c", axis=1), node("Slice", "c,one,end,one", "d"),
+             node("Shape", "x", "s", start=0, end=2), node("Shape", "d", "r", start=1, end=2),
+             node("Concat", "r,s", "q", axis=0), node("Transpose", "d", "e", perm=[0, 2, 1]),
+             node("MatMul", "x,e", "z"), node("Reshape", "z,q")]
+    proto = model(nodes, {"x": ["b", "s", 4]}, "y", {"one": ints(1), "end": ints(2 ** 40)})
+    imported = agrees(proto, {"x": noise(2, 3, 4)}, {"x": noise(1, 5, 4)}, terms=16)
+    assert shape_of_output(imported) == ("s * 2 + -1", "b", "s") and imported.requirements == ()
+
+
 def test_symbols_that_have_to_be_equal_become_one() -> None:
     proto = model([node("MatMul", "a,b", "c"), node("Concat", "c,d", axis=1)],
                   {"a": ["m", 4], "b": ["k", 5], "d": ["other", 2]})
