@@ -22,7 +22,7 @@ MAX_ELEMENTS = 2 ** 31 - 1
 MAX_RANK = 32
 # Bytes of constants that are computed at import, besides ``MAX_GROWTH`` times those of the weights; and elements of an
 # array that holds symbols.
-MAX_CONSTANTS_BYTES, MAX_GROWTH, MAX_SYMBOLIC = 2 ** 29, 4, 2 ** 12
+MAX_CONSTANTS_BYTES, MAX_GROWTH, MAX_SYMBOLIC = 2 ** 28, 4, 2 ** 12
 # Elements of a table of places or of a matrix that a translation computes.
 MAX_TABLE = 2 ** 26
 MAX_NAME = 4096

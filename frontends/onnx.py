@@ -31,6 +31,7 @@ from .onnx_reading import (
     OnnxModel,
     array_of,
     attributes_of,
+    check_definition,
     domain_of,
     label_of,
     opset_versions,
@@ -315,13 +316,7 @@ def _check_node(node: onnx.NodeProto, resolved: OnnxNode, *, is_called: bool) ->
         return
     if schema.deprecated:
         return
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": resolved.opset}
-    try:
-        onnx.checker.check_node(node, context)
-    except onnx.checker.ValidationError as error:
-        raise ImportModelError(f"{resolved.op} breaks the operator's definition", layer=resolved.label,
-                               found=str(error).strip().splitlines()[0]) from error
+    check_definition(node, resolved.opset, resolved.label)
     problem = None if is_called else type_problem(schema, resolved.declared)
     if problem:
         raise resolved.fault("the operands are of types that the operator does not take", found=problem)

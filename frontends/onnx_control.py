@@ -167,6 +167,9 @@ def _advanced(node: OnnxNode, active: relax.Var | bool, goes_on: relax.Var | boo
 def scan(bodies: Bodies, node: OnnxNode, place: Place) -> list[Result]:
     """Scan: the body for every element along an axis of its inputs."""
     body, count = _subgraph(node, "body", place), int(node.attribute("num_scan_inputs", 0))
+    if not 1 <= count <= len(node.inputs):
+        raise node.fault("the number of scanned inputs is not possible", found=count,
+                         expected=f"1…{len(node.inputs)}")
     if node.opset < 9:
         return _batched_scan(bodies, node, place, body, count)
     inputs = [_given(node, v) for v in node.inputs]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import heapq
 import math
+import subprocess
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,12 @@ from .onnx_external import check_external_data, tensors_of, with_external_data
 
 # Below this the operators have other attributes (broadcasting was one); ONNX's converter lifts such models.
 OLDEST_OPSET, LIFTED_OPSET = 7, 13
+_CONVERT_SECONDS = 60
+_CONVERT = """
+import sys, onnx.version_converter
+model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
+sys.stdout.buffer.write(onnx.version_converter.convert_version(model, int(sys.argv[1])).SerializeToString())
+"""
 
 
 @dataclass(frozen=True)
@@ -110,11 +118,35 @@ def domain_of(domain: str) -> str:
 
 
 def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in ``LIFTED_OPSET``.
+
+    ONNX's converter believes what it reads and crashes where that is wrong: every node is checked before, and the
+    converter runs in a process of its own.
+    """
+    for node in proto.graph.node:
+        if graphs_of(node) or any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+            raise UnsupportedOperatorError(f"{node.op_type} of an operator set below {OLDEST_OPSET} is not supported",
+                                           layer=label_of(node))
+        check_definition(node, opset_versions(proto.opset_import)[""], label_of(node))
     try:
-        return onnx.version_converter.convert_version(proto, LIFTED_OPSET)
-    except Exception as error:  # The converter raises whatever its C++ side makes of the model.
-        raise ImportModelError("the model's operator set is too old to be converted", found=str(error),
+        run = subprocess.run([sys.executable, "-P", "-c", _CONVERT, str(LIFTED_OPSET)], capture_output=True,
+                             input=proto.SerializeToString(), timeout=_CONVERT_SECONDS, check=True)
+        return onnx.ModelProto.FromString(run.stdout)
+    except (subprocess.SubprocessError, DecodeError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip().splitlines()
+        raise ImportModelError("the model's operator set is too old to be converted", found=said[-1:] or str(error),
                                expected=f"opset {OLDEST_OPSET} or later", hint="export the model again") from error
+
+
+def check_definition(node: onnx.NodeProto, opset: int, label: str) -> None:
+    """The operator's own rules on attributes and numbers of inputs; ImportModelError where the node breaks them."""
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset}
+    try:
+        onnx.checker.check_node(node, context)
+    except onnx.checker.ValidationError as error:
+        raise ImportModelError(f"{node.op_type} breaks the operator's definition", layer=label,
+                               found=str(error).strip().splitlines()[0]) from error
 
 
 def check_graph(graph: onnx.GraphProto, outer: Collection[str]) -> None:

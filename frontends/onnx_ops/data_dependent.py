@@ -7,6 +7,7 @@ from tvm import relax
 
 from ...ir import product_of
 from ...operators import data_dependent as operators
+from .broadcasting import shape_text
 from .node import OnnxNode, Results, operator
 
 
@@ -49,6 +50,12 @@ def non_max_suppression(node: OnnxNode) -> Results:
     def scalar(index: int, what: str, default: float) -> float:
         return node.known(index, what).reshape(()).item() if node.has(index) else default
 
+    if node.rank(0) != 3 or node.rank(1) != 3 or node.dims(0)[2] != 4:
+        raise node.fault("boxes and scores are no batches of them",
+                         found=f"{shape_text(node.dims(0))} and {shape_text(node.dims(1))}",
+                         expected="[batch, boxes, 4] and [batch, classes, boxes]")
+    node.require_equal(node.dims(0)[0], node.dims(1)[0], "boxes and scores differ in the batch")
+    node.require_equal(node.dims(0)[1], node.dims(1)[2], "boxes and scores differ in number")
     most = int(scalar(2, "a number of boxes", 0))
     if most <= 0:
         return node.emit(node.constant(np.zeros((0, 3), np.int64)))

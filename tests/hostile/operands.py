@@ -347,6 +347,17 @@ _ALGEBRA: Cases = {
     "blocks that do not divide": (
         lambda: _quantize(floats(2, 2), np.zeros((2, 2), np.uint8), axis=1, block_size=7), ImportModelError,
         "the_QuantizeLinear"),
+    "scan of a trillion inputs": (
+        lambda: model(node("Scan", "x,x", "y", num_scan_inputs=2 ** 40, body=_BODY)), ImportModelError, "the_Scan"),
+    "scan of a trillion inputs by batches": (
+        lambda: model(node("Scan", ",x,x", "y", num_scan_inputs=2 ** 31 - 1, body=_BODY), opset=8), ImportModelError,
+        "the_Scan"),
+    "boxes that are none": (
+        lambda: model(node("NonMaxSuppression", "x,s,k"), shape=(1, 5, 2), s=floats(1, 1, 5), k=ints(3)),
+        ImportModelError, "the_NonMaxSuppression"),
+    "scores of other boxes": (
+        lambda: model(node("NonMaxSuppression", "x,s,k"), shape=(1, 5, 4), s=floats(1, 1, 7), k=ints(3)),
+        ImportModelError, "the_NonMaxSuppression"),
     "loop of a trillion steps": (
         lambda: model(node("Loop", "m,,x", "y", body=_BODY), m=ints(2 ** 40)), UnsupportedOperatorError, "the_Loop"),
 }

@@ -131,6 +131,11 @@ def _inner(*nodes: onnx.NodeProto, output: str = "z") -> onnx.GraphProto:
 _RELU = helper.make_node("Relu", ["a"], ["b"])
 
 STRUCTURES: Cases = {
+    "attribute that is a graph in an old model": (
+        lambda: model(node("Split", "x", "y,z", axis=0, split=onnx.GraphProto()), opset=6), UnsupportedOperatorError,
+        "the_Split"),
+    "attribute of another type in an old model": (lambda: model(node("Split", "x", "y,z", axis=[0]), opset=6),
+                                                  ImportModelError, "the_Split"),
     "empty": (onnx.ModelProto, ImportModelError, "no graph"),
     "no outputs": (lambda: helper.make_model(graph_of([node("Relu", "x")], [2], [])), ImportModelError, "no outputs"),
     "output without a name": (_output_without_name, ImportModelError, "not produced"),
