@@ -11,8 +11,9 @@ from tvm import relax, tirx
 
 from ...ir import Dim, product_of, simplified
 from ..extents import extent, positions
-from ..limits import MAX_ELEMENTS
+from ..limits import MAX_ELEMENTS, is_tensor_shape
 from ..symbolic_array import known_array
+from .algebra import check_table
 from .broadcasting import shape_text
 from .node import OnnxNode, Results, Value, normal_dtype, operator
 
@@ -42,7 +43,11 @@ def constant_of_shape(node: OnnxNode) -> Results:
 def filled(node: OnnxNode, dims: Sequence[Dim], value: np.ndarray) -> Value:
     """A tensor that has ``value`` everywhere."""
     if all(isinstance(d, int) for d in dims):
-        return np.full(node.numbers(dims, "the result"), value)
+        shape = node.numbers(dims, "the result")
+        if not is_tensor_shape(shape):
+            raise node.fault("the result has an impossible shape", found=shape)
+        check_table(node, *shape)
+        return np.full(shape, value)
     dtype = normal_dtype(value.dtype)
     return node.emit(relax.op.full(tuple(dims), node.constant(value), dtype))
 

@@ -13,7 +13,7 @@ from tvm import relax
 
 from ...ir import Dim, Expr, dtype_of, simplified
 from .. import emit
-from .algebra import Algebra
+from .algebra import Algebra, check_table
 from .broadcasting import shape_text
 from .node import OnnxNode, Results, Tensor, operator
 from .slicing import Interval, sliced
@@ -209,6 +209,7 @@ def reverse_sequence(node: OnnxNode) -> Results:
         if (lengths < 0).any() or (lengths > shape[time]).any():
             raise node.fault("a sequence length is out of range", found=lengths.tolist(), expected=f"0…{shape[time]}")
     steps = Algebra(node, "places")
+    check_table(node, shape[time])
     place = np.arange(shape[time]).reshape([-1 if a == time else 1 for a in range(len(shape))])
     length = steps.reshape(steps.cast(node.expr(1), "int64"), [d if a == batch else 1 for a, d in enumerate(shape)])
     mirror = steps.subtract(steps.subtract(length, 1), place)

@@ -11,6 +11,7 @@ from tvm import relax
 from ...ir import Expr, dtype_of
 from ...operators import custom
 from ..extents import extent
+from .algebra import check_table
 from .broadcasting import is_number
 from .node import OnnxNode, Results, operator
 from .pooling import whole_average
@@ -72,6 +73,7 @@ def _of_nothing(node: OnnxNode, axes: list[int], *, keep: bool) -> np.ndarray:
     neutral = {"ReduceProd": 1, "ReduceMax": least, "ReduceMin": largest, "ReduceLogSum": -np.inf,
                "ReduceLogSumExp": -np.inf, "ReduceMean": np.nan}.get(node.op, 0)
     shape = [1 if a in axes else d for a, d in enumerate(node.shape(0)) if keep or a not in axes]
+    check_table(node, *shape)
     return np.full(shape, neutral, dtype)
 
 

@@ -61,6 +61,13 @@ _SIZES: Cases = {
                                   "the_Concat.*impossible shape"),
     "constant doubled forty times": (lambda: _doubled(v0=floats(2, 3)), ImportModelError,
                                      "the_Concat.*impossible size"),
+    "sum of nothing with a billion results": (lambda: model(node("ReduceSum", "x,a"), shape=(0, 2 ** 30), a=ints(0)),
+                                              UnsupportedOperatorError, "the_ReduceSum"),
+    "frames of a quintillion": (
+        lambda: model(node("STFT", "x,s,,l"), shape=(1, 2 ** 20, 1), s=np.asarray(1), l=np.asarray(2 ** 14)),
+        UnsupportedOperatorError, "the_STFT"),
+    "window of a billion": (lambda: model(node("HannWindow", "n"), n=np.asarray(2 ** 30)), ImportModelError,
+                            "the_HannWindow"),
     "range too long": (lambda: _range(0, 2 ** 50, 1, np.int64), ImportModelError, "the_Range.*impossible size"),
     "range that never ends": (lambda: _range(0, 9, 0, np.int64), ImportModelError, "the_Range"),
     "range of tiny steps": (lambda: _range(0, 1e30, 1e-30), ImportModelError, "the_Range"),
