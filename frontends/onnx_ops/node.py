@@ -16,8 +16,8 @@ from tvm import relax, tirx
 
 from ...errors import ImportModelError, UnsupportedOperatorError
 from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dim_text, dims_of, dtype_of, is_equal_dim, simplified
+from ...requirements import Requirement
 from ..limits import is_tensor_shape
-from ..model import Requirement
 from ..symbolic_array import SymbolicArray, materialized
 
 Tensor: TypeAlias = relax.Var | np.ndarray
