@@ -13,8 +13,8 @@ import atheris
 with atheris.instrument_imports(include=["narrowcast.frontends", "narrowcast.ir"]):
     import narrowcast.frontends.onnx  # noqa: F401
 
-from fuzz.oracle import Folder, options
-from fuzz.seeds import write_seeds
+from .oracle import Folder, options
+from .seeds import write_seeds
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ with atheris.instrument_imports(include=["narrowcast.frontends", "narrowcast.ir"
     import narrowcast.compiler
     import narrowcast.frontends.onnx  # noqa: F401
 
-from fuzz.mutations import graft, mutate
-from fuzz.oracle import Folder, options
-from fuzz.seeds import write_seeds
+from .mutations import graft, mutate
+from .oracle import Folder, options
+from .seeds import write_seeds
 
 
 def mutated(data: bytes, max_size: int, seed: int) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,18 +41,19 @@ def _node_tests() -> Iterator[bytes]:
     from onnx.backend.test.case.node import collect_testcases
     operators: set[tuple[str, ...]] = set()
     for case in collect_testcases():
-        model = case.model
+        model: Any = case.model
         operator = tuple(n.op_type for n in model.graph.node)
         if len(operator) > 1 or operator in operators:
             continue
         operators.add(operator)
         yield model.SerializeToString()
-        inputs, _ = case.data_sets[0]
+        data_sets: Any = case.data_sets
+        inputs = data_sets[0][0]
         if len(inputs) > 1 and all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in inputs):
             yield _bound(model, inputs).SerializeToString()
 
 
-def _bound(model: onnx.ModelProto, inputs: list[np.ndarray]) -> onnx.ModelProto:
+def _bound(model: onnx.ModelProto, inputs: Sequence[np.ndarray]) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for value, array in list(zip(model.graph.input, inputs, strict=False))[1:]:
@@ -106,5 +108,5 @@ class _Recurrent(nn.Module):
 
 def _exported() -> Iterator[bytes]:
     for network, shape in ((_Convolutional(), (1, 2, 8, 8)), (_Attention(), (1, 4, 8)), (_Recurrent(), (1, 5, 4))):
-        program = torch.onnx.export(network.eval(), (torch.randn(shape),), dynamo=True, verbose=False)
+        program: Any = torch.onnx.export(network.eval(), (torch.randn(shape),), dynamo=True, verbose=False)
         yield program.model_proto.SerializeToString()
