@@ -44,8 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "verification": {*LANGUAGE, "backends", "calibration"},
     "program": {*LANGUAGE, "backends", "container", "report", "stages"},
     "compiler": {
-        *LANGUAGE, "assignment", "backends", "budget", "calibration", "decisions", "frontends", "given", "passes", "planning",
-        "program", "progress", "report", "samples", "search", "stages", "timing",
+        *LANGUAGE, "assignment", "backends", "budget", "calibration", "decisions", "frontends", "given", "passes",
+        "planning", "program", "progress", "report", "samples", "search", "stages", "timing",
     },
     "__init__": {*LANGUAGE, "_environment", "budget", "compiler", "program"},
     "cli": {"__init__", "demo", "metrics", "progress"},
