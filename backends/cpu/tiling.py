@@ -5,7 +5,7 @@ Nothing is measured here: the same product on the same target always gets the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from tvm import tirx
@@ -25,6 +25,9 @@ _LATENCY = 4.0
 _LAUNCH_CYCLES = 10_000.0
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
+# Rows for which register blocks are chosen where only running tells how many there are, and typically one: it is as
+# fast in the column blocks that suit some more.
+_FEW_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -122,27 +125,25 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
 
     row_bytes : bytes that a task reads or copies per row of the result; bounds the chunks.
     """
-    singles, lanes = not isinstance(product.columns, int), arithmetic.lanes
-    known = product.at_typical()
-    best: tuple[float, Schedule] | None = None
-    for vectors in range(1, min(8, -(-known.columns // lanes)) + 1):
-        for rows in range(1, min(14, known.rows) + 1):
-            if rows * vectors + vectors + 1 > capabilities.registers:
-                break
-            columns = Columns.cut(known.columns, vectors, lanes, singles=singles)
-            for row_tasks, column_tasks in _splits(threads):
-                schedule = Schedule(rows, columns, row_tasks, column_tasks)
-                cost = _cycles(known, schedule, arithmetic, capabilities)
-                if best is None or cost < best[0]:
-                    best = (cost, schedule)
-    assert best is not None, "one row and one vector always fit"
-    schedule = best[1]
+    singles, known = not isinstance(product.columns, int), product.at_typical()
+    aimed = replace(known, rows=_FEW_ROWS) if known.rows == 1 and not isinstance(product.rows, int) else known
+    candidates = [
+        Schedule(rows, Columns.cut(aimed.columns, vectors, arithmetic.lanes, singles=singles), *split)
+        for vectors in range(1, min(8, -(-aimed.columns // arithmetic.lanes)) + 1)
+        for rows in range(1, min(14, aimed.rows) + 1) if rows * vectors + vectors + 1 <= capabilities.registers
+        for split in _splits(threads)]
+    schedule = min(candidates, key=lambda s: _cycles(aimed, s, arithmetic, capabilities))
+    if aimed.rows > known.rows:
+        splits = [replace(schedule, rows=1, row_tasks=r, column_tasks=c) for r, c in _splits(threads)]
+        best = min(splits, key=lambda s: _cycles(known, s, arithmetic, capabilities))
+        schedule = replace(best, rows=schedule.rows)
     tiles, cache = -(-known.rows // schedule.rows), capabilities.l2_bytes / 2
     row_tasks, column_tasks = min(schedule.row_tasks, tiles), min(schedule.column_tasks, columns_of(known, schedule))
-    chunks = max(1, min(round(row_bytes * known.rows / row_tasks / cache), tiles // row_tasks))
-    part_tiles = max(1, round(cache / max(row_bytes * schedule.rows, 1.0)))
-    columns = Columns.cut(product.columns, schedule.columns.vectors, lanes, singles=singles)
-    return Schedule(schedule.rows, columns, row_tasks, column_tasks, chunks, part_tiles)
+    return replace(schedule, columns=Columns.cut(product.columns, schedule.columns.vectors, arithmetic.lanes,
+                                                 singles=singles),
+                   row_tasks=row_tasks, column_tasks=column_tasks,
+                   chunks=max(1, min(round(row_bytes * known.rows / row_tasks / cache), tiles // row_tasks)),
+                   part_tiles=max(1, round(cache / max(row_bytes * schedule.rows, 1.0))))
 
 
 def columns_of(product: Product, schedule: Schedule) -> int:

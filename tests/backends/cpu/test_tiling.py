@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm import tirx
 
 from narrowcast.backends.cpu.isa import arithmetic
 from narrowcast.backends.cpu.microkernel import Tasks
 from narrowcast.backends.cpu.packing import pack_weights, to_bfloat16
 from narrowcast.backends.cpu.tiling import Columns, Product, choose
 from narrowcast.backends.target import Target
-from narrowcast.precision import Precision, QParams
+from narrowcast.ir import evaluate_dim
+from narrowcast.precision import Precision
 
 ZEN4 = Target("znver4", 2).capabilities
 INT8 = arithmetic(Precision.INT8, ZEN4)
@@ -71,3 +73,21 @@ def test_bfloat16_weights_are_rounded_to_nearest(value: float) -> None:
 def test_a_small_product_runs_on_the_calling_thread() -> None:
     schedule = choose(Product(4, 32, 16), INT8, ZEN4, 2)
     assert schedule.row_tasks * schedule.column_tasks == 1
+
+
+def test_an_unknown_number_of_rows_that_is_typically_one_gets_blocks_of_more() -> None:
+    rows = tirx.Var("n", "int64")
+    one, many = (choose(Product(rows, 256, 64, typical=(("n", n),)), INT8, ZEN4, 2) for n in (1, 256))
+    assert one.rows > 1 and one.row_tasks == 1
+    assert many == choose(Product(256, 256, 64), INT8, ZEN4, 2)
+
+
+@given(columns=st.integers(1, 500), vectors=st.integers(1, 8))
+def test_columns_of_an_unknown_number_are_covered_once(columns: int, vectors: int) -> None:
+    symbol = tirx.Var("n", "int64")
+    cut = Columns.cut(symbol, vectors, 16, singles=True)
+    blocks, full, last = (evaluate_dim(d, {"n": columns}) for d in (cut.blocks, cut.full, cut.last))
+    ends = [evaluate_dim(cut.offset(block, 16), {"n": columns}) for block in range(blocks + 1)]
+    assert ends == [b * vectors * 16 for b in range(full + 1)] + [full * vectors * 16 + t * 16
+                                                                  for t in range(1, blocks - full + 1)]
+    assert full == blocks or ends[-2] + last == columns
