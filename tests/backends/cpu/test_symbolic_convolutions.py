@@ -43,7 +43,7 @@ class Conv:
         return "depthwise" if 1 < self.groups == self.data[-1] == self.outputs else "conv"
 
     def group(self) -> ir.Group:
-        """relu(conv + bias)."""
+        """relu(conv + bias + residual)."""
         flat, rng = len(self.data) == 3, np.random.default_rng(2)
         shape = (self.outputs, *(self.kernel[1:] if flat else self.kernel), self.data[-1] // self.groups)
         weights, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, self.outputs))
@@ -51,12 +51,18 @@ class Conv:
         layouts = {"data_layout": "NWC", "kernel_layout": "OWI"} if flat else \
             {"data_layout": "NHWC", "kernel_layout": "OHWI"}
 
+        def anchor(data: relax.Var) -> relax.Call:
+            return operator(data, ir.constant(weights), groups=self.groups, **self.details, **layouts)
+
         def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
-            y = operator(params[0], ir.constant(weights), groups=self.groups, **self.details, **layouts)
-            y = builder.emit(relax.op.add(builder.emit(y, "layer"), ir.constant(bias)), "bias")
+            y = builder.emit(anchor(params[0]), "layer")
+            y = builder.emit(relax.op.add(y, ir.constant(bias)), "bias")
+            y = builder.emit(relax.op.add(y, params[1]), "sum")
             return builder.emit(relax.op.nn.relu(y), "relu")
 
-        return symbolic_group(self.kind, [self.data], body)
+        data = relax.Var("data", relax.TensorType(self.data, "float32"))
+        result = ir.GraphBuilder([data]).emit(anchor(data), "result")
+        return symbolic_group(self.kind, [self.data, ir.dims_of(result)], body)
 
 
 PADDED = {"padding": (1, 1, 1, 1)}
