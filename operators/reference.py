@@ -76,7 +76,7 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
     """
     name = op_name(call)
     if is_data_dependent(call):
-        found = compute(name, attributes_of(call), [a.numpy() for a in args])  # type: ignore[union-attr]
+        found = compute(str(name), attributes_of(call), [a.numpy() for a in args])  # type: ignore[union-attr]
         tensors = tuple(torch.from_numpy(a) for a in found)
         return tensors if len(tensors) > 1 else tensors[0]
     if name not in SEMANTICS:

@@ -203,11 +203,11 @@ def _leads_to_product(graph: Graph, expr: Expr) -> bool:
         if inner.same_as(expr):
             inner = _before_reshape(graph, expr)
         if inner.same_as(expr):
-            addition, choice = graph.call(expr, "relax.add"), graph.call(expr, "relax.where")
-            if addition is None and choice is None:
+            masked = graph.call(expr, "relax.add", "relax.where")
+            if masked is None:
                 return False
-            inner = addition.args[0] if addition is not None else max(
-                choice.args[1:], key=lambda a: len(dims_of(a)))
+            is_sum = op_name(masked) == "relax.add"
+            inner = masked.args[0] if is_sum else max(masked.args[1:], key=lambda a: len(dims_of(a)))
         expr = inner
     return False
 

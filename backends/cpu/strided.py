@@ -99,7 +99,7 @@ def _runs(source: Sequence[Dim], result: Sequence[Dim]) -> list[tuple[list[int],
     Nothing is said about axes from the first place on where extents cannot be compared.
     """
     left, right = ([a for a, d in enumerate(shape) if not is_equal_dim(d, 1)] for shape in (source, result))
-    runs = []
+    runs: list[tuple[list[int], list[int]]] = []
     while left and right:
         own, other = [left.pop(0)], [right.pop(0)]
         while not is_equal_dim(a := product_of(source[i] for i in own), b := product_of(result[i] for i in other)):
