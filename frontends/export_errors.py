@@ -48,7 +48,7 @@ _REASONS = (
             "give them one name"),
     _Reason(r"specialized it to be a constant|resulted in a specialized value|"
             r"generated guard (\d+) <= .* and .* <= \1\b",
-            "the model works for one extent only of a dimension that dynamic_shapes= calls dynamic",
+            "the model works for one extent only of a dimension that is called dynamic",
             "an example of extent 1 always has this effect: use 2 or more; else look for an extent that forward() "
             "compares, converts by int() or float(), or passes to a layer of fixed size; or leave the dimension fixed"),
     _Reason(r"not in range",
@@ -62,7 +62,7 @@ _REASONS = (
             "dynamic_shapes= does not fit the example inputs",
             "give every argument of forward() an entry, in order or by name; None where nothing is dynamic"),
     _Reason(r"(missing \d+ required .*argument|takes .* positional argument|got an unexpected keyword argument|"
-            r"got multiple values for argument|missing a required argument)",
+            r"got multiple values for argument|missing a required argument|too many positional)",
             "forward() cannot be called with these example inputs",
             "pass a tuple with one entry for every positional argument, or a dict of keyword arguments"),
 )

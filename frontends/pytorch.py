@@ -8,6 +8,8 @@ inputs are computed by PyTorch on the spot. What is left without a translation i
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -78,9 +80,7 @@ def _export(module: torch.nn.Module, example_inputs: Any,
     try:
         shapes = read_dynamic_shapes(module, args, kwargs, dynamic_shapes)
         with _quiet(), _inference_form(module), WholeRecurrentLayers():
-            # What PyTorch assumes about extents on the way is kept as checks in the program, not refused.
-            exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes.for_export, strict=False,
-                                           prefer_deferred_runtime_asserts_over_guards=dynamic_shapes is not None)
+            exported = _exported(module, args, kwargs, shapes.for_export)
     except ImportModelError:
         raise
     except Exception as error:  # the user's own forward() runs in there and can raise anything
@@ -88,6 +88,16 @@ def _export(module: torch.nn.Module, example_inputs: Any,
     leaves = zip(user_inputs(exported), pytree.tree_leaves((args, kwargs)), strict=True)
     return exported, {f"{node.name}_{axis}": name for node, leaf in leaves
                       for (tensor, axis), name in shapes.names.items() if tensor == id(leaf)}
+
+
+def _exported(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any) -> ExportedProgram:
+    """What PyTorch assumes about extents on the way is kept as checks in the program, not refused; where PyTorch cannot
+    write such a check, it is only noted."""
+    export = functools.partial(torch.export.export, module, args, kwargs, dynamic_shapes=dynamic, strict=False)
+    try:
+        return export(prefer_deferred_runtime_asserts_over_guards=dynamic is not None)
+    except torch.fx.proxy.TraceError:
+        return export()
 
 
 def _require_weights(module: torch.nn.Module) -> None:
@@ -154,6 +164,14 @@ def _inference_form(module: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep PyTorch's warnings about its own internals from the user."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    loggers = [logging.getLogger(f"torch.{n}") for n in ("fx.experimental.symbolic_shapes", "utils._sympy.interp")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -20,7 +20,7 @@ from ...errors import ImportModelError, UnsupportedOperatorError
 from ...ir import Dim, Expr, GraphBuilder, simplified
 from ..model import DimRange, Requirement
 from .arithmetic import Quotient, float_scalar, whole
-from .conditions import conditions_of, multiple_by
+from .conditions import allowed_by, conditions_of, refuse_fixed_numbers
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Symbols:
     """
 
     def __init__(self, program: ExportedProgram, fixed: Mapping[str, int], given: Mapping[str, str]) -> None:
+        refuse_fixed_numbers(program)
         dims = dict(_input_dims(program))
         names = _names(program)
         names.update({e: given[p] for p, e in dims.items() if p in given and isinstance(e, sympy.Symbol)})
@@ -77,7 +78,8 @@ class Symbols:
                 self._declare(symbol, names[symbol], bounds[symbol], derived.get(symbol))
         self._multiples: dict[sympy.Symbol, sympy.Expr] = {}
         self._equal: dict[sympy.Expr, sympy.Expr] = {}
-        self._use(conditions_of(program))
+        self._conditions = list(conditions_of(program))
+        self._use(self._conditions)
         self._known: dict[sympy.Expr, Dim] = {}
         self._read: dict[sympy.Expr, Expr] = {}
 
@@ -95,12 +97,14 @@ class Symbols:
         ends = [b.maximum for b in (known, bounds) if b.maximum is not None]
         self.ranges[name] = DimRange(max(known.minimum, bounds.minimum), min(ends) if ends else None)
 
-    def _use(self, conditions: Iterable[torch.SymBool]) -> None:
+    def _use(self, conditions: Iterable[sympy.Basic]) -> None:
         """Simplify by conditions that have to hold."""
-        equalities = [e for e in dict.fromkeys(self._named(_expression(c)) for c in conditions)
-                      if isinstance(e, sympy.Eq)]
+        equalities = [e for e in dict.fromkeys(map(self._named, conditions)) if isinstance(e, sympy.Eq)]
         for symbol, (variable, bottom) in list(self._quotients.items()):
-            factor = multiple_by(symbol, equalities) if bottom == 1 else 1
+            factor, only = allowed_by(symbol, equalities) if bottom == 1 else (1, None)
+            if only is not None:
+                raise ImportModelError(_ONE_EXTENT, layer=variable.name, found=f"it has to be {only}",
+                                       hint=_WHERE_FIXED)
             if factor > 1:
                 part = sympy.Symbol(f"{symbol}_by_{factor}", integer=True, positive=True)
                 self._multiples[symbol] = factor * part
@@ -139,7 +143,7 @@ class Symbols:
         expr = self._replaced(_expression(value))
         return bool(expr) if expr in (sympy.true, sympy.false) else None
 
-    def requirements(self, conditions: Iterable[tuple[torch.SymBool, str]]) -> tuple[Requirement, ...]:
+    def requirements(self, conditions: Iterable[tuple[sympy.Basic, str]]) -> tuple[Requirement, ...]:
         """What has to hold of the inputs' extents: their ranges, and conditions that PyTorch took for granted, each of
         a layer. Conditions that only tell an extent from another (``s != 2``) decide how PyTorch lays out memory,
         and are none."""
@@ -149,9 +153,9 @@ class Symbols:
             own = self.ranges[top.name] if isinstance(top, tirx.Var) else DimRange()
             found.update(_required(">=", top, own.minimum, "forward"))
             found.update(_required(">=", own.maximum, top, "forward") if own.maximum is not None else {})
-        for condition, layer in conditions:
-            expr = self._named(_expression(condition)).xreplace(self._multiples)
-            found.update(self._required_by(expr, layer))
+        for condition, layer in [*conditions, *((c, "forward") for c in self._conditions)]:
+            expr = self._named(condition).xreplace(self._multiples)
+            found = {**self._required_by(expr, layer), **found}
         return tuple(found.values())
 
     def _required_by(self, condition: sympy.Basic, layer: str) -> dict[str, Requirement]:
@@ -185,6 +189,10 @@ class Symbols:
                 hint="give the result a fixed size, for example with a mask in place of a selection")
         return self._quotients[symbol]
 
+
+_ONE_EXTENT = "the model works for one extent only of a dimension that is called dynamic"
+_WHERE_FIXED = ("look for an extent that forward() compares, converts by int() or float(), or passes to a layer of "
+                "fixed size; or leave the dimension fixed")
 
 # The sides of a relation as (relation, left, right) of a requirement.
 _RELATIONS: dict[type, Callable[[Any], tuple[Literal["==", ">="], sympy.Expr, sympy.Expr]]] = {
@@ -287,10 +295,9 @@ def _refuse_fixed(given: Mapping[str, str], dims: Mapping[str, sympy.Expr], prog
             input_name, _, axis = place.rpartition("_")
             extent = inputs[input_name].shape[int(axis)]
             raise ImportModelError(
-                "the model works for one extent only of a dimension that dynamic_shapes= calls dynamic", layer=name,
+                _ONE_EXTENT, layer=name,
                 found=f"dimension {axis} of {input_name} is {extent if expr is None else expr}{_where_fixed(extent)}",
-                hint="look for an extent that forward() compares, converts by int() or float(), or passes to a layer "
-                     "of fixed size; or leave the dimension fixed")
+                hint=_WHERE_FIXED)
 
 
 def _where_fixed(dim: int | torch.SymInt) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import sympy
 import torch
 import tvm
 from torch.export import ExportedProgram
@@ -72,7 +73,7 @@ class Translator:
         self._problems: list[tuple[str, str, UnsupportedOperatorError]] = []
         self._builder = GraphBuilder([])
         self._requirements: list[Requirement] = []
-        self._conditions: list[tuple[torch.SymBool, str]] = []
+        self._conditions: list[tuple[sympy.Basic, str]] = []
 
     def run(self) -> ImportedModel:
         """The imported model; UnsupportedOperatorError with everything that has no translation."""
