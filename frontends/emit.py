@@ -37,11 +37,6 @@ def per_channel(values: np.ndarray, spatial: int) -> Expr:
     return float_constant(np.asarray(values).reshape(-1, *([1] * spatial)))
 
 
-def as_variable(builder: GraphBuilder, name: str, value: Expr) -> relax.Var:
-    """``value`` if it is a variable already, else a binding of it."""
-    return value if isinstance(value, relax.Var) else builder.emit(value, name)
-
-
 def within(builder: GraphBuilder, name: str, indices: Expr, extents: Dim | Sequence[Dim]) -> relax.Var:
     """Indices that are known only at run time, made safe: ``indices mod extents``, so that nothing outside is read.
 

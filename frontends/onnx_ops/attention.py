@@ -11,6 +11,7 @@ from .. import emit
 from ..extents import triangle
 from .algebra import Algebra
 from .broadcasting import broadcastable
+from .integers import as_value
 from .node import OnnxNode, Results, operator
 
 # A row of biases below this hides all of its keys.
@@ -49,7 +50,7 @@ def attention(node: OnnxNode) -> Results:
         batch, _, count, width = dims_of(result)
         result = node.emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
         result = node.emit(relax.op.reshape(result, (batch, count, shared[0] * width)))
-    return result, k, v
+    return result, as_value(k), as_value(v)
 
 
 def _check_form(node: OnnxNode) -> None:
@@ -80,7 +81,7 @@ def _heads(node: OnnxNode, steps: Algebra, index: int, heads: int) -> Expr:
 def _extended(node: OnnxNode, index: int, fresh: Expr) -> Expr:
     """The cached keys or values of input ``index``, then the new ones."""
     if not node.has(index) or is_equal_dim(node.dims(index)[2], 0):
-        return emit.as_variable(node.builder, f"{node.name}.present", fresh)
+        return fresh
     return node.emit(relax.op.concat([node.expr(index), fresh], 2), "present")
 
 

@@ -230,3 +230,16 @@ def test_initializers_of_every_width_are_read_as_they_are() -> None:
     result.graph.initializer.append(TensorProto(name="q", dims=[3], data_type=TensorProto.INT4, raw_data=b"\xf1\xf7"))
     assert numpy_helper.to_array(result.graph.initializer[1]).astype(int).tolist() == [1, -1, 7]
     np.testing.assert_array_equal(nc.compile(result, num_threads=1)(X), X + real(1, -1, 7))
+
+
+def test_keys_and_values_that_are_known() -> None:
+    """Found by fuzzing: they are results of attention too, whether somebody reads them or not."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, n, 8), dtype=np.float32) for n in (4, 6, 6))
+    result = model(node("Attention", "x,k,v", "y,,z"), shape=(2, 3, 4, 8), opset=23, k=k, v=v)
+    scores = q.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(8)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    expected = weights / weights.sum(axis=-1, keepdims=True) @ v
+    np.testing.assert_allclose(nc.compile(result, num_threads=1)(q), expected, atol=1e-5)
+    result.graph.output.append(onnx.ValueInfoProto(name="z"))
+    np.testing.assert_array_equal(nc.compile(result, num_threads=1)(q)[1], v)
