@@ -95,7 +95,8 @@ def compile(
         with them; where dims are symbolic they say which extents the program should be fastest at.
     dynamic_shapes : for a module, which dims stay symbolic, as ``torch.export.export`` takes it. Exported programs and
         ONNX models bring their symbolic dims.
-    dims : fixes symbolic dims by name: ``{"batch": 1}``.
+    dims : fixes symbolic dims by name: ``{"batch": 1}``; of an ONNX model also the value of an input that is one
+        integer, which is no input then: ``{"sr": 16000}``.
     per_channel : whether INT8 weights have a scale per output channel.
     calibrator : how ranges become quantization parameters.
     num_threads : threads of the program; by default every CPU the process may use.
