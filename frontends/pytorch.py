@@ -56,7 +56,7 @@ def import_pytorch(model: torch.nn.Module | ExportedProgram, example_inputs: Any
         if dynamic_shapes is not None:
             raise ImportModelError("dynamic_shapes= is for modules", found="an exported program",
                                    hint="pass it to torch.export.export; dims= fixes dimensions of the program")
-        exported, names = model, {}
+        exported, names = model, dict[str, str]()
     else:
         exported, names = _export(model, example_inputs, dynamic_shapes)
     symbols = Symbols(exported, dims or {}, names)

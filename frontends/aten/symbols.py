@@ -103,7 +103,7 @@ class Symbols:
         for symbol, (variable, bottom) in list(self._quotients.items()):
             factor, only = allowed_by(symbol, equalities) if bottom == 1 else (1, None)
             if only is not None:
-                raise ImportModelError(_ONE_EXTENT, layer=variable.name, found=f"it has to be {only}",
+                raise ImportModelError(_ONE_EXTENT, layer=str(variable), found=f"it has to be {only}",
                                        hint=_WHERE_FIXED)
             if factor > 1:
                 part = sympy.Symbol(f"{symbol}_by_{factor}", integer=True, positive=True)
@@ -264,7 +264,8 @@ def _names(program: ExportedProgram) -> _Names:
 
 def _symbolic_shape(node: Node) -> list[torch.SymInt]:
     value = node.meta.get("val") if node.op == "placeholder" else None
-    return [d for d in value.shape if isinstance(d, torch.SymInt)] if isinstance(value, torch.Tensor) else []
+    shape: tuple[Any, ...] = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+    return [d for d in shape if isinstance(d, torch.SymInt)]
 
 
 def _derive(symbol: sympy.Symbol, dims: Mapping[str, sympy.Expr], given: Mapping[str, str]) -> _Derived:
@@ -305,7 +306,7 @@ def _where_fixed(dim: int | torch.SymInt) -> str:
     if isinstance(dim, int):
         return ""
     known = dim.node.shape_env.var_to_range_sloc.get(_expression(dim))
-    frame = getattr(getattr(known, "lower", None), "framework_loc", None)
+    frame: Any = getattr(getattr(known, "lower", None), "framework_loc", None)
     name = getattr(frame, "filename", "")
     if not name or name.startswith(str(Path(torch.__file__).parent)):
         return ""

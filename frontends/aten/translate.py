@@ -146,13 +146,14 @@ class Translator:
 
     def _extent(self, node: Node) -> Value:
         """A number that PyTorch computes from extents: an extent, a float32 scalar, or a truth value."""
-        value = node.meta["val"]
+        value: Any = node.meta["val"]
+        source: Any = node.args[0] if node.args else None
         try:
             if isinstance(value, torch.SymInt):
                 return self._symbols.dim(value)
             if isinstance(value, torch.SymFloat) and node.target in _READS:
                 return self._symbols.read(value, self._builder.emit(relax.op.reshape(
-                    self._values[node.args[0]], ()), self._names.of(node)))
+                    self._values[source], ()), self._names.of(node)))
             if isinstance(value, torch.SymFloat):
                 return self._symbols.scalar(self._builder, self._names.of(node), value)
             truth = self._symbols.truth(value)

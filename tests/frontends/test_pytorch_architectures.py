@@ -6,11 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+import narrowcast as nc
 from narrowcast.frontends import ImportedModel
+from narrowcast.ir import groups_of
+from narrowcast.operators import reference
+from narrowcast.passes import run_pipeline
 
 from . import sequence_networks as sequences
 from . import vision_networks as vision
@@ -124,7 +130,33 @@ SEQUENCE: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", [*VISION, *SEQUENCE])
+CASES = VISION | SEQUENCE
+ATTENTION = ("swin", "class_token", "conformer", "transformer", "perceiver", "tab_transformer", "gpt_by_hand",
+             "cached_attention", "rotary", "relative_bias")
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_architectures(name: str, same_for_extents: Callable[..., ImportedModel]) -> None:
-    case = (VISION | SEQUENCE)[name]
-    same_for_extents(case.make(), case.inputs, case.dynamic, case.sizes)
+    case = CASES[name]
+    imported = same_for_extents(case.make(), case.inputs, case.dynamic, case.sizes)
+    grouped = run_pipeline(imported.mod)
+    for extents in case.sizes:
+        inputs = [t for t in pytree.tree_leaves(case.inputs(**extents)) if isinstance(t, torch.Tensor)]
+        for before, after in zip(*(reference.run(m, inputs) for m in (imported.mod, grouped)), strict=True):
+            torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5 * float(before.abs().max()))
+    kinds = {g.kind for g in groups_of(grouped)}
+    assert ("attention" in kinds) == (name in ATTENTION) and not (name in ATTENTION and "softmax" in kinds)
+
+
+@pytest.mark.parametrize("name", ["unet", "gpt_by_hand", "cached_attention", "seq2seq_step"])
+def test_compiled_programs(name: str) -> None:
+    torch.manual_seed(0)
+    case, module = CASES[name], CASES[name].make().eval()
+    program = nc.compile(module, "cpu", example_inputs=case.inputs(**case.sizes[0]), dynamic_shapes=case.dynamic)
+    for extents in case.sizes:
+        inputs = case.inputs(**extents)
+        found = program(*(t.numpy() for t in pytree.tree_leaves(inputs)))
+        with torch.no_grad():
+            expected = pytree.tree_leaves(module(*inputs))
+        for a, b in zip(pytree.tree_leaves(found), expected, strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-5 * float(b.abs().max()))
