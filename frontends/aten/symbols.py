@@ -144,15 +144,12 @@ class Symbols:
         return bool(expr) if expr in (sympy.true, sympy.false) else None
 
     def requirements(self, conditions: Iterable[tuple[sympy.Basic, str]]) -> tuple[Requirement, ...]:
-        """What has to hold of the inputs' extents: their ranges, and conditions that PyTorch took for granted, each of
-        a layer. Conditions that only tell an extent from another (``s != 2``) decide how PyTorch lays out memory,
-        and are none."""
+        """What has to hold of the inputs' extents: conditions that PyTorch took for granted, each of a layer. What
+        bounds one symbol goes to its range. Conditions that only tell an extent from another (``s != 2``) decide how
+        PyTorch lays out memory, and are none."""
         found: dict[str, Requirement] = {}
         for top, bottom in self._quotients.values():
             found.update(_required("==", simplified(tirx.floormod(top, bottom)), 0, "forward") if bottom != 1 else {})
-            own = self.ranges[top.name] if isinstance(top, tirx.Var) else DimRange()
-            found.update(_required(">=", top, own.minimum, "forward"))
-            found.update(_required(">=", own.maximum, top, "forward") if own.maximum is not None else {})
         for condition, layer in [*conditions, *((c, "forward") for c in self._conditions)]:
             expr = self._named(condition).xreplace(self._multiples)
             found = {**self._required_by(expr, layer), **found}
@@ -164,11 +161,24 @@ class Symbols:
         sides = _RELATIONS.get(type(condition))
         if sides is None:
             return {}
-        relation, left, right = sides(condition)
+        relation, *both = sides(condition)
         try:
-            return _required(relation, whole(left, self._quotient), whole(right, self._quotient), layer)
+            left, right = (whole(side, self._quotient) for side in both)
         except UnsupportedOperatorError:
             return {}
+        return {} if relation == ">=" and self._bounded(left, right) else _required(relation, left, right, layer)
+
+    def _bounded(self, more: Dim, less: Dim) -> bool:
+        """Put ``more >= less`` into the range of a symbol, where it is about one."""
+        if isinstance(more, tirx.Var) and isinstance(less, int):
+            own = self.ranges[more.name]
+            self.ranges[more.name] = DimRange(max(own.minimum, less), own.maximum)
+            return True
+        if isinstance(more, int) and isinstance(less, tirx.Var):
+            own = self.ranges[less.name]
+            self.ranges[less.name] = DimRange(own.minimum, more if own.maximum is None else min(more, own.maximum))
+            return True
+        return False
 
     def _named(self, expr: sympy.Basic) -> Any:
         """``expr`` with one symbol for every name, and fixed ones as numbers."""

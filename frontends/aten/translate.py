@@ -165,7 +165,8 @@ class Translator:
         """Remember what the program checks about its inputs' extents."""
         condition = condition_of(node)
         if condition is not None:
-            self._conditions.append((condition, self._names.of(node)))
+            layer = re.sub(r"\.?_*assert_scalar.*", "", self._names.of(node)) or "forward"
+            self._conditions.append((condition, layer))
 
     def _item(self, node: Node, values: Value, position: Any) -> Value:
         value = values[position]
