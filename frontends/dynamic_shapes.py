@@ -65,7 +65,7 @@ def _is_axes(given: Any) -> bool:
 
 
 def _completed(value: Any, given: Any, path: str) -> Any:
-    """``given`` with None for the parts of ``value`` that it does not speak of."""
+    """``given`` with None for the parts of ``value`` that it does not speak of, and with a dict of axes for tensors."""
     if isinstance(value, Mapping) and (given is None or isinstance(given, Mapping)):
         given = given or {}
         unknown = [k for k in given if k not in value]
@@ -82,6 +82,8 @@ def _completed(value: Any, given: Any, path: str) -> Any:
         return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, torch.Tensor) and given is not None:
         _check_axes(value, given, path)
+        pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
+        return {axis: Dim.STATIC if dim is None else dim for axis, dim in pairs}
     return given
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import sympy
 from tvm import relax, tirx
 
+from ...dims import Dim, as_dim, simplified
 from ...errors import UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, simplified
+from ...ir import Expr, GraphBuilder, constant
 from ..extents import extent
 
 # A number as a quotient: numerator and (positive) denominator.

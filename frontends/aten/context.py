@@ -16,8 +16,9 @@ import torch
 import tvm
 from tvm import relax
 
+from ...dims import Dim, as_dim, equal_dims
 from ...errors import UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dims_of, dtype_of, equal_dims, is_number
+from ...ir import Expr, GraphBuilder, constant, dims_of, dtype_of, is_number
 from ..extents import extent
 from ..model import Requirement
 

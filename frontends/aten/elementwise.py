@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Dim, Expr, dtype_of
+from ...dims import Dim
+from ...ir import Expr, dtype_of
 from ..extents import positions
 from .context import Context, Handler, Value, is_exactly, is_extent, relax_dtype, shape
 

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import torch
 from tvm import relax
 
-from ...ir import Dim, Expr, dtype_of, equal_dims
+from ...dims import Dim, equal_dims
+from ...ir import Expr, dtype_of
 from .. import emit
+from ..extents import positions as whole_axis
 from .context import Context, Handler, Value, axis_of, is_exactly, rank, shape
 from .elementwise import truth
-from .movement import permuted
+from .movement import permuted, reshaped
 
 _op = relax.op
 
@@ -71,23 +73,44 @@ def _refuse_empty(c: Context, indices: Value, extent: Dim) -> None:
 
 def index_put(c: Context, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False) -> Value:
     """A scatter into the flattened data, which TVM runs in order: its own ``index_put`` adds from several threads."""
-    if len(indices) == 1 and indices[0] is not None and _is_boolean(indices[0]):
-        return _masked_put(c, x, indices[0], values)
-    if len(indices) != rank(x) or any(v is None or _is_boolean(v) for v in indices):
-        raise c.refuse("assignment by index is supported with a position for every axis, or with one mask")
-    positions = [_positions(c, v, extent) for v, extent in zip(indices, shape(x), strict=True)]
-    joint = _joint_shape([shape(p) for p in positions])
-    spread = [p if equal_dims(shape(p), joint) else c.emit(_op.broadcast_to(p, joint), "positions") for p in positions]
+    axes = [axis for axis, v in enumerate(indices) if v is not None]
+    if len(axes) == 1 and _is_boolean(indices[axes[0]]):
+        return _masked_put(c, x, axes[0], indices[axes[0]], values)
+    if axes != list(range(axes[0], axes[-1] + 1)) or any(_is_boolean(indices[a]) for a in axes):
+        raise c.refuse("assignment by index is supported with positions for neighbouring axes, or with one mask")
+    places = _places(c, x, axes, [_positions(c, indices[a], shape(x)[a]) for a in axes])
+    region = _joint_shape([shape(p) for p in places])
+    spread = [p if equal_dims(shape(p), region) else c.emit(_op.broadcast_to(p, region), "positions") for p in places]
     patch = c.expr(values, c.dtype)
-    if not equal_dims(shape(patch), joint):
-        patch = c.emit(_op.broadcast_to(patch, joint), "values")
+    if not equal_dims(shape(patch), region):
+        patch = c.emit(_op.broadcast_to(patch, region), "values")
     flat = c.expr(spread[0], "int64")
     for position, extent in zip(spread[1:], shape(x)[1:], strict=True):
         rows = c.emit(_op.multiply(flat, c.expr(extent)), "rows")
         flat = c.emit(_op.add(rows, c.expr(position, "int64")), "places")
-    data, flat, patch = (c.emit(_op.reshape(v, (-1,)), "flat") for v in (c.expr(x), flat, patch))
+    data, flat, patch = (reshaped(c, v, [-1], "flat") for v in (c.expr(x), flat, patch))
     result = c.emit(_op.scatter_elements(data, flat, patch, 0, "add" if accumulate else "update"), "scattered")
     return c.emit(_op.reshape(result, shape(x)))
+
+
+def _places(c: Context, x: Value, axes: Sequence[int], positions: Sequence[Expr]) -> list[Expr]:
+    """For every axis of ``x`` the positions of what is assigned, so that they broadcast against each other.
+
+    Axes without an index are taken whole; those of the indices stand in the place of the indexed ones.
+    """
+    joint = _joint_shape([shape(p) for p in positions])
+    before, after = axes[0], rank(x) - axes[-1] - 1
+    places = []
+    for axis, extent in enumerate(shape(x)):
+        if axis in axes:
+            own = positions[axis - before]
+            dims = [*[1] * before, *[1] * (len(joint) - rank(own)), *shape(own), *[1] * after]
+        else:
+            own = whole_axis(c.builder, c.name, extent)
+            place = axis if axis < before else axis - len(axes) + len(joint)
+            dims = [extent if i == place else 1 for i in range(before + len(joint) + after)]
+        places.append(reshaped(c, own, dims, "positions"))
+    return places
 
 
 def _joint_shape(shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
@@ -97,12 +120,12 @@ def _joint_shape(shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
     return [next((d for d in dims if not is_exactly(d, 1)), 1) for dims in zip(*padded, strict=True)]
 
 
-def _masked_put(c: Context, x: Value, mask: Value, values: Value) -> Value:
+def _masked_put(c: Context, x: Value, axis: int, mask: Value, values: Value) -> Value:
     if rank(values):
         raise c.refuse("assignment by a mask is supported for one value")
     condition = c.expr(mask)
-    if rank(mask) < rank(x):
-        condition = c.emit(_op.expand_dims(condition, list(range(rank(mask), rank(x)))), "mask")
+    if rank(mask) + axis < rank(x):
+        condition = c.emit(_op.expand_dims(condition, list(range(rank(mask), rank(x) - axis))), "mask")
     return c.emit(_op.where(condition, c.expr(values, c.dtype), c.expr(x)))
 
 

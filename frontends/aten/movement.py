@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, equal_dims, product_of, simplified
+from ...dims import Dim, equal_dims, product_of, simplified
+from ...ir import Expr
 from .. import extents
 from .context import (
     Context,

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Dim, Expr, dtype_of, equal_dims, is_equal_dim, product_of
+from ...dims import Dim, equal_dims, is_equal_dim, product_of
+from ...ir import Expr, dtype_of
 from .. import emit
 from ..equations import is_sound, sums_over_ellipsis
 from .context import UNAVAILABLE, Context, Handler, Value, axis_of, expand_sizes, is_variable, rank, shape

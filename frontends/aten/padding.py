@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, dtype_of, simplified
+from ...dims import Dim, simplified
+from ...ir import Expr, dtype_of
 from .context import Context, Handler, Value, is_exactly, rank, shape
 from .slicing import sliced
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from tvm import relax
 
-from ...ir import Dim, Expr, is_equal_dim, simplified
+from ...dims import Dim, is_equal_dim, simplified
+from ...ir import Expr
 from ..extents import positions
 from .context import (
     UNAVAILABLE,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import relax
 
-from ...ir import Expr, product_of
+from ...dims import product_of
+from ...ir import Expr
 from .context import Context, Handler, Value, axes_of, axis_of, rank, require_static, shape
 from .elementwise import truth
 from .movement import reshaped

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, analyzer_of, is_equal_dim, simplified
+from ...dims import Dim, analyzer_of, is_equal_dim, simplified
+from ...ir import Expr
 from .context import Context, Handler, Value, axis_of, is_exactly, is_extent, is_variable, require_static, shape
 
 _op = relax.op

@@ -16,8 +16,9 @@ from torch.fx import Node
 from torch.utils._sympy.numbers import IntInfinity
 from tvm import tirx
 
+from ...dims import Dim, simplified
 from ...errors import ImportModelError, UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, simplified
+from ...ir import Expr, GraphBuilder
 from ..model import DimRange, Requirement
 from .arithmetic import Quotient, float_scalar, whole
 from .conditions import allowed_by, conditions_of, refuse_fixed_numbers

@@ -17,17 +17,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from tvm import relax
 
+from ...dims import equal_dims, product_of
 from ...errors import CompileError, ImportModelError, UnsupportedOperatorError
-from ...ir import (
-    GraphBuilder,
-    TensorSpec,
-    constant,
-    dims_of,
-    equal_dims,
-    product_of,
-    with_main,
-    without_dead_code,
-)
+from ...ir import GraphBuilder, TensorSpec, constant, dims_of, with_main, without_dead_code
 from ..model import ImportedModel, Requirement
 from .conditions import condition_of
 from .context import UNAVAILABLE, UNDECIDED, Context, Value, is_variable, shape, to_numpy

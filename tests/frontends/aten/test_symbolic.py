@@ -37,6 +37,12 @@ def steps(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(x.shape[1])
 
 
+def assigned(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+    changed = x.clone()
+    changed[key] = value
+    return changed
+
+
 SHAPES = (
     lambda x, y: x.view(x.shape[0], x.shape[1] * 4), lambda x, y: x.flatten(0, 1), lambda x, y: x.reshape(-1, 2),
     lambda x, y: x.unflatten(2, (2, -1)), lambda x, y: x.transpose(0, 1), lambda x, y: x[:, None].squeeze(1),
@@ -97,6 +103,10 @@ PRODUCTS = (
     lambda x, y: x.index_select(1, steps(x)), lambda x, y: x[:, steps(x) // 2],
     lambda x, y: x[torch.arange(x.shape[0]), -1], lambda x, y: x[torch.arange(x.shape[0])[:, None], steps(x)[None]],
     lambda x, y: x.scatter(1, torch.zeros_like(x[:, :1], dtype=torch.int64), y[:, :1]),
+    lambda x, y: assigned(x, (slice(None), steps(x)[::2]), y[:, ::2]),
+    lambda x, y: torch.index_put(x, (torch.arange(x.shape[0]), torch.tensor(-1)), y[:, 0], accumulate=True),
+    lambda x, y: assigned(x, (slice(None), steps(x) % 2 == 0), 1.0),
+    lambda x, y: assigned(x, (..., torch.tensor([[3, 1]])), torch.tensor([2.0, 3.0])),
     lambda x, y: F.one_hot(steps(x) % 3, 3), lambda x, y: x.masked_fill(steps(x)[None, :, None] > 1, 0.0),
     lambda x, y: F.conv1d(x.transpose(1, 2), torch.ones(3, 4, 2), stride=2, padding=1),
     lambda x, y: F.conv_transpose1d(x.transpose(1, 2), torch.ones(4, 3, 3), stride=2),
