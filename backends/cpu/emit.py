@@ -11,6 +11,7 @@ from ...operators import linear_attention
 from ...operators.recurrent import is_recurrent
 from ..target import Capabilities
 from .kernel import Kernel, KernelRequest
+from .nothing import build_nothing, computes_nothing
 
 Builder = Callable[[KernelRequest, Capabilities, int], Kernel]
 
@@ -41,6 +42,8 @@ def emit(request: KernelRequest, capabilities: Capabilities, threads: int) -> Ke
     if kind not in BUILDERS:
         raise UnsupportedOperatorError("no kernels for this kind of group", layer=request.group.name, found=kind,
                                        expected=", ".join(BUILDERS))
+    if computes_nothing(request):
+        return build_nothing(request)
     if kind == "opaque" and is_recurrent(op_name(request.group.bindings[0].value)):
         return _builder("recurrent", "build_recurrent")(request, capabilities, threads)
     if kind == "opaque" and op_name(request.group.bindings[0].value) == linear_attention.NAME:

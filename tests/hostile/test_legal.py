@@ -243,3 +243,15 @@ def test_keys_and_values_that_are_known() -> None:
     np.testing.assert_allclose(nc.compile(result, num_threads=1)(q), expected, atol=1e-5)
     result.graph.output.append(onnx.ValueInfoProto(name="z"))
     np.testing.assert_array_equal(nc.compile(result, num_threads=1)(q)[1], v)
+
+
+@pytest.mark.parametrize("shape", [("n", 0), (0, "n"), (0, 3), ("n", 0, 3)])
+@pytest.mark.parametrize("op", ["Neg", "Add", "Softmax", "MatMul", "Transpose"])
+def test_tensors_without_elements(op: str, shape: tuple[int | str, ...]) -> None:
+    """Found by fuzzing: kernels divided by such extents. A product over nothing is 0."""
+    x = np.zeros([d if isinstance(d, int) else 3 for d in shape], np.float32)
+    other = {"Add": floats(1), "MatMul": floats(x.shape[-1], 2)}.get(op)
+    result = model(node(op, "x" if other is None else "x,w"), shape=shape, **({} if other is None else {"w": other}))
+    expected = {"MatMul": lambda: x @ other, "Transpose": lambda: x.T}.get(op, lambda: x)()
+    found = nc.compile(result, num_threads=1)(x)
+    assert found.shape == expected.shape and not found.any()
