@@ -18,6 +18,7 @@ from .backends.cpu.kernel import Kernel, KernelRequest
 from .backends.lower import has_kernel
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
+from .dims import evaluate_dim
 from .given import Given
 from .ir import (
     COMPUTE_KINDS,
@@ -26,7 +27,6 @@ from .ir import (
     Group,
     dims_of,
     dtype_of,
-    evaluate_dim,
     op_bindings,
     outputs_of,
     shape_of,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tvm
 from tvm import tirx
 
-from .ir import Dim, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, simplified, symbols_in
+from .dims import Dim, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, simplified, symbols_in
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from .backends.target import Target
 from .calibration.agreement import Agreement, group_agreement
 from .calibration.evaluator import Evaluator
 from .calibration.numerics import GroupProgram, Stored
-from .ir import evaluate_dim, groups_of
+from .dims import evaluate_dim
+from .ir import groups_of
 from .precision import PrecisionPlan, Storage
 
 

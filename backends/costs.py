@@ -26,8 +26,9 @@ import tvm
 import tvm_ffi
 
 from .._environment import available_cpus
+from ..dims import as_dim, evaluate_dim, symbols_in
 from ..errors import TargetError, VerificationError
-from ..ir import as_dim, evaluate_dim, is_number, symbols_in
+from ..ir import is_number
 from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
 from .executable import use_threads

@@ -9,7 +9,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
-from ..ir import Group, evaluate_dim, is_number, op_bindings, outputs_of, variables_of
+from ..dims import evaluate_dim
+from ..ir import Group, is_number, op_bindings, outputs_of, variables_of
 from ..operators.data_dependent import is_data_dependent
 from .cpu.kernel import Kernel
 

@@ -17,11 +17,11 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from ..dims import Dim, product_of, symbols_in, with_extents
 from ..errors import PlanError, VerificationError
 from ..ir import (
     MOVEMENT_KINDS,
     Constant,
-    Dim,
     GraphBuilder,
     Group,
     constant_value,
@@ -31,11 +31,8 @@ from ..ir import (
     op_bindings,
     op_name,
     outputs_of,
-    product_of,
-    symbols_in,
     symbols_of,
     tensors_of,
-    with_extents,
     with_main,
 )
 from ..operators.data_dependent import attributes_of, is_data_dependent

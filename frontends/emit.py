@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ..ir import Constant, Dim, Expr, GraphBuilder, constant, constant_value, dims_of, dtype_of, is_equal_dim
+from ..dims import Dim, is_equal_dim
+from ..ir import Constant, Expr, GraphBuilder, constant, constant_value, dims_of, dtype_of
 from ..operators.recurrent import OPTIONAL_ZEROS, Recurrence, recurrent_layer
 from .extents import extent as extent_of
 from .extents import extents as extents_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ..ir import Dim, Expr, GraphBuilder, as_dim, constant
+from ..dims import Dim, as_dim
+from ..ir import Expr, GraphBuilder, constant
 
 
 def extent(builder: GraphBuilder, name: str, value: Dim, dtype: str = "int64") -> Expr:

@@ -14,8 +14,9 @@ import onnx
 from onnx import helper
 from tvm import relax
 
+from ..dims import equal_dims, product_of
 from ..errors import UnsupportedOperatorError
-from ..ir import GraphBuilder, dims_of, dtype_of, equal_dims, product_of
+from ..ir import GraphBuilder, dims_of, dtype_of
 from .limits import MAX_UNROLLED
 from .onnx_ops import OnnxNode, TensorSequence, Value, normal_dtype
 from .onnx_ops.broadcasting import concatenable, shape_text

@@ -10,8 +10,9 @@ import onnx
 from onnx import helper
 from tvm import relax
 
+from ..dims import dim_text
 from ..errors import UnsupportedOperatorError
-from ..ir import dim_text, dims_of, dtype_of
+from ..ir import dims_of, dtype_of
 from .onnx_constants import can_evaluate
 from .onnx_ops import OnnxNode, TensorSequence, Value, normal_dtype
 

@@ -11,8 +11,9 @@ import onnx
 from onnx import helper
 from tvm import relax, tirx
 
+from ..dims import Dim
 from ..errors import ImportModelError, UnsupportedOperatorError
-from ..ir import Dim, TensorSpec
+from ..ir import TensorSpec
 from .limits import is_tensor_shape
 from .onnx_ops import normal_dtype
 

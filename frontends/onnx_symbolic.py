@@ -12,8 +12,8 @@ import onnx
 from onnx import helper
 from tvm import tirx
 
+from ..dims import analyzer_of, as_dim, is_equal_dim, simplified
 from ..errors import ImportModelError
-from ..ir import analyzer_of, as_dim, is_equal_dim, simplified
 from .limits import MAX_SYMBOLIC
 from .onnx_constants import evaluate
 from .onnx_ops import OnnxNode, normal_dtype

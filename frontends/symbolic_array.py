@@ -12,7 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from ..ir import Dim, Expr, GraphBuilder, constant, dim_text, simplified
+from ..dims import Dim, dim_text, simplified
+from ..ir import Expr, GraphBuilder, constant
 from .extents import extents
 from .limits import MAX_SYMBOLIC
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from ..dims import equal_dims
 from ..errors import VerificationError
-from ..ir import Expr, dims_of, dtype_of, equal_dims
+from ..ir import Expr, dims_of, dtype_of
 from .custom import register
 
 NAME = "narrowcast.linear_attention"

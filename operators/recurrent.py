@@ -31,8 +31,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from ..dims import Dim, equal_dims
 from ..errors import VerificationError
-from ..ir import Dim, Expr, dims_of, dtype_of, equal_dims, shape_of
+from ..ir import Expr, dims_of, dtype_of, shape_of
 from .custom import register
 
 OPERANDS = ("x", "w", "r", "b", "h0", "c0", "lengths", "peepholes", "projection")

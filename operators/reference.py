@@ -15,17 +15,14 @@ import torch
 import tvm
 from tvm import relax
 
+from ..dims import as_dim, dim_text, evaluate_dim, match_dims
 from ..errors import CompileError, DataError, UnsupportedOperatorError, VerificationError
 from ..ir import (
     Constant,
     Expr,
-    as_dim,
     constant_value,
-    dim_text,
     dims_of,
-    evaluate_dim,
     is_number,
-    match_dims,
     op_bindings,
     op_name,
     outputs_of,

@@ -9,7 +9,8 @@ from math import prod
 
 from tvm import tirx
 
-from ..ir import Dim, Expr, dims_of, simplified
+from ..dims import Dim, simplified
+from ..ir import Expr, dims_of
 
 # What a symbolic dim counts as where only a rough size matters.
 _NOMINAL = 64

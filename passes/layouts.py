@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tvm import relax
 
-from ..ir import Constant, Dim, Expr, GraphBuilder, constant, constant_value, dims_of, outputs_of, uses_of, variables_of
+from ..dims import Dim
+from ..ir import Constant, Expr, GraphBuilder, constant, constant_value, dims_of, outputs_of, uses_of, variables_of
 from .extents import nominal_size
 
 Axes = tuple[int, ...]

@@ -8,18 +8,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import (
-    Constant,
-    Expr,
-    as_dim,
-    constant,
-    constant_value,
-    dims_of,
-    equal_dims,
-    op_name,
-    product_of,
-    same_dims,
-)
+from ..dims import as_dim, equal_dims, product_of
+from ..ir import Constant, Expr, constant, constant_value, dims_of, op_name, same_dims
 from .graph import Emit, Graph, Replacement, replace_matches
 
 

@@ -9,19 +9,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import (
-    Constant,
-    Dim,
-    Expr,
-    constant,
-    constant_value,
-    dims_of,
-    dtype_of,
-    equal_dims,
-    is_equal_dim,
-    op_name,
-    product_of,
-)
+from ..dims import Dim, equal_dims, is_equal_dim, product_of
+from ..ir import Constant, Expr, constant, constant_value, dims_of, dtype_of, op_name
 from .base import Refusal
 from .graph import Emit, Graph, Replacement, replace_matches, scalar
 from .reshapes import permutation_of

@@ -8,7 +8,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Expr, constant, constant_value, dims_of, dtype_of, op_name, product_of, same_dims
+from ..dims import product_of
+from ..ir import Constant, Expr, constant, constant_value, dims_of, dtype_of, op_name, same_dims
 from .graph import Graph, Replacement, is_close, replace_matches, same, scalar
 
 # Products with and sums of constants that may follow a normalization and belong to it.

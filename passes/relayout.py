@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 from tvm import relax
 
-from ..ir import Constant, Dim, Expr, as_dim, constant, constant_value, dims_of, op_name, substitute
+from ..dims import Dim, as_dim
+from ..ir import Constant, Expr, constant, constant_value, dims_of, op_name, substitute
 from .extents import Extent
 from .kinds import ELEMENTWISE, REDUCE
 from .layouts import Axes, Layouts, channels_last, identity, moves_nothing

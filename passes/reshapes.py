@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from ..ir import Dim, dims_of, equal_dims, is_equal_dim, op_name
+from ..dims import Dim, equal_dims, is_equal_dim
+from ..ir import dims_of, op_name
 from .extents import Extent
 from .graph import Graph, Replacement
 from .linear_layers import LinearLayer

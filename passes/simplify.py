@@ -9,7 +9,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir import Constant, Dim, Expr, constant, constant_value, dims_of, dtype_of, op_name, same_dims
+from ..dims import Dim
+from ..ir import Constant, Expr, constant, constant_value, dims_of, dtype_of, op_name, same_dims
 from .graph import Emit, Graph, Replacement, replace_matches, scalar
 from .reshapes import RESHAPES, permutation_of, reshape_rule
 from .roundings import is_above_zero, rounding_rule

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from ..dims import as_dim, symbols_in
 from ..errors import VerificationError
-from ..ir import Constant, Expr, as_dim, bindings_of, op_bindings, op_name, outputs_of, symbols_in, tensors_of
+from ..ir import Constant, Expr, bindings_of, op_bindings, op_name, outputs_of, tensors_of
 
 # Operators that only training has, or that the importers write out.
 _NOT_INFERENCE = frozenset({"relax.nn.batch_norm", "relax.nn.dropout", "relax.call_tir", "relax.call_dps_packed",

@@ -16,13 +16,14 @@ import narrowcast
 ROOT = Path(narrowcast.__file__).parent
 
 # What every part of the package may import of the others; the packages' own modules are free to import each other.
-LANGUAGE = {"errors", "precision", "ir", "requirements"}
+LANGUAGE = {"errors", "precision", "dims", "ir", "requirements"}
 ALLOWED: dict[str, set[str]] = {
     "_environment": set(),
     "errors": set(),
     "precision": {"errors"},
-    "ir": {"errors"},
-    "requirements": {"errors", "ir"},
+    "dims": {"errors"},
+    "ir": {"dims", "errors"},
+    "requirements": {"dims", "errors"},
     "operators": LANGUAGE,
     "frontends": {*LANGUAGE, "operators"},
     "passes": {*LANGUAGE, "operators"},

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import tirx
 
-from narrowcast.ir import Dim
+from narrowcast.dims import Dim
 from narrowcast.requirements import Requirement, distinct, likely
 
 S, T = (tirx.Var(name, "int64") for name in "st")

@@ -16,8 +16,9 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, equal_dims, simplified
 from ...errors import PlanError, UnsupportedOperatorError, VerificationError
-from ...ir import Constant, Dim, constant_value, dims_of, equal_dims, simplified
+from ...ir import Constant, constant_value, dims_of
 from ...precision import BFLOAT16, FLOAT32, Precision, Storage
 from ..target import Capabilities
 from .epilogue import Epilogue, Position, is_one, row_index

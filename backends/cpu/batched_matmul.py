@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, product_of
 from ...errors import VerificationError
-from ...ir import Dim, dims_of, product_of
+from ...ir import dims_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
 from .epilogue import Epilogue, Position, is_one, row_index

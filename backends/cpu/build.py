@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tvm
 
-from ...ir import dims_of, evaluate_dim, match_dims
+from ...dims import evaluate_dim, match_dims
+from ...ir import dims_of
 from . import pipeline
 from .kernel import Kernel, KernelRequest, output_buffers
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim, product_of, symbols_in
+from ...dims import Dim, product_of, symbols_in
 from ...precision import Storage
 from ..target import Capabilities
 from .epilogue import Position

@@ -15,8 +15,9 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, product_of, simplified
 from ...errors import VerificationError
-from ...ir import Dim, constant_value, dims_of, op_name, product_of, simplified
+from ...ir import constant_value, dims_of, op_name
 from ..target import Capabilities
 from .gemm import build_product
 from .isa import Arithmetic, bind, copy_run, fill_run, named

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim, is_equal_dim, product_of, simplified
+from ...dims import Dim, is_equal_dim, product_of, simplified
 from .loops import Loops, for_vectors, task_loop
 from .strided import Strided
 from .vector_math import splat

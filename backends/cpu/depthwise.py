@@ -15,7 +15,8 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim, constant_value
+from ...dims import Dim
+from ...ir import constant_value
 from ...precision import BFLOAT16, Precision
 from ..target import Capabilities
 from .convolution import Geometry

@@ -36,8 +36,9 @@ import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, is_equal_dim, product_of
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, Dim, constant_value, dims_of, is_equal_dim, op_name, outputs_of, product_of, uses_of
+from ...ir import Constant, constant_value, dims_of, op_name, outputs_of, uses_of
 from ...operators.quantization import Grid, grid_of, rounding_behind, sum_factors, summands
 from ...precision import FLOAT32, QParams, Storage
 from ..target import Capabilities

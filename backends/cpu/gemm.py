@@ -8,8 +8,9 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import product_of
 from ...errors import PlanError
-from ...ir import constant_value, dims_of, product_of
+from ...ir import constant_value, dims_of
 from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights, scale_and_offset
 from ...precision import Precision
 from ..target import Capabilities

@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim
 from ...errors import TargetError
-from ...ir import Dim
 from ...precision import Precision
 from ..target import Capabilities
 from .vector_math import Vector, fma, splat

@@ -12,8 +12,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, as_dim, evaluate_dim
 from ...errors import PlanError
-from ...ir import Dim, Group, as_dim, dims_of, evaluate_dim
+from ...ir import Group, dims_of
 from ...precision import Precision, Storage
 
 # Element types of storages as TIR buffers and NumPy arrays carry them: TVM's LLVM code generation has no bfloat.

@@ -9,7 +9,7 @@ from typing import Protocol
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim
+from ...dims import Dim
 from .isa import Arithmetic, copy_run, fill_run, named
 from .microkernel import Left, Reduction, Tasks
 from .vector_memory import Index

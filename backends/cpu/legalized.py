@@ -10,19 +10,17 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx.layout import TileLayout
 
+from ...dims import as_dim, is_equal_dim, product_of
 from ...errors import UnsupportedOperatorError
 from ...ir import (
     Constant,
     GraphBuilder,
-    as_dim,
     constant_value,
     dtype_of,
-    is_equal_dim,
     is_number,
     op_bindings,
     op_name,
     outputs_of,
-    product_of,
     substitute,
     symbols_of,
     with_symbols,

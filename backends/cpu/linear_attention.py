@@ -13,7 +13,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Constant, Dim, constant_value, dims_of
+from ...dims import Dim
+from ...ir import Constant, constant_value, dims_of
 from ..target import Capabilities
 from .isa import bind
 from .kernel import Kernel, KernelRequest, declare_parameters

@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim, evaluate_dim, is_equal_dim
+from ...dims import Dim, evaluate_dim, is_equal_dim
 from ..target import Capabilities
 from .epilogue import Position
 from .kernel import KernelRequest

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim
+from ...dims import Dim
 from .isa import Arithmetic, bind, named, span
 from .tiling import Columns, Product, Schedule, ceil_div, columns_of
 from .vector_math import Vector, splat

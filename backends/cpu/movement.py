@@ -16,8 +16,9 @@ from tvm import relax
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, as_dim, product_of, simplified
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, Dim, as_dim, constant_value, dims_of, op_name, outputs_of, product_of, simplified
+from ...ir import Constant, constant_value, dims_of, op_name, outputs_of
 from ...precision import Storage
 from ..target import Capabilities
 from .arrays import encode_array

@@ -6,8 +6,9 @@ from tvm import relax
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import is_equal_dim
 from ...errors import UnsupportedOperatorError
-from ...ir import dims_of, is_equal_dim, op_name
+from ...ir import dims_of, op_name
 from ..target import Capabilities
 from .epilogue import Epilogue, Position
 from .kernel import Kernel, KernelRequest, declare_parameters

@@ -16,7 +16,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Constant, Dim, Expr, constant_value, dims_of, shape_of, simplified
+from ...dims import Dim, simplified
+from ...ir import Constant, Expr, constant_value, dims_of, shape_of
 from ...operators.recurrent import Activation, Recurrence, operands_of, recurrence_of
 from ..target import Capabilities
 from .isa import bind, copy_run, fill_run

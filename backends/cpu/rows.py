@@ -15,8 +15,9 @@ from tvm import relax
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import is_equal_dim, product_of
 from ...errors import UnsupportedOperatorError
-from ...ir import Constant, constant_value, dims_of, is_equal_dim, op_name, product_of
+from ...ir import Constant, constant_value, dims_of, op_name
 from ...precision import FLOAT32
 from ..target import Capabilities
 from . import vector_math as vm

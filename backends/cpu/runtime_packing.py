@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim
+from ...dims import Dim
 from ...precision import Precision
 from .isa import Arithmetic, bind, named
 from .vector_math import Vector, splat, vector_type

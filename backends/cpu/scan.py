@@ -10,7 +10,7 @@ from math import inf
 import tvm
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import Dim, is_equal_dim, product_of, simplified
+from ...dims import Dim, is_equal_dim, product_of, simplified
 from ...precision import Storage
 from .epilogue import Position
 from .loops import Loops, for_vectors, task_loop

@@ -9,8 +9,8 @@ import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim
 from ...errors import VerificationError
-from ...ir import Dim
 from .epilogue import Epilogue
 from .isa import Arithmetic
 from .kernel import Kernel, KernelRequest, Parameters, declare_parameters

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import tvm
 
-from ...ir import Dim, is_equal_dim, product_of, simplified
+from ...dims import Dim, is_equal_dim, product_of, simplified
 
 
 @dataclass(frozen=True)

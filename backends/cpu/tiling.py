@@ -10,7 +10,7 @@ from math import ceil
 
 from tvm import tirx
 
-from ...ir import Dim, evaluate_dim
+from ...dims import Dim, evaluate_dim
 from ..target import Capabilities
 from .isa import Arithmetic
 from .vector_memory import Index

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import tvm
 from tvm.script.ir_builder import tirx as T
 
-from ...ir import product_of
+from ...dims import product_of
 from ...precision import Storage
 from .vector_math import Vector, bound, lanes_of, splat, vector_type
 

@@ -11,8 +11,9 @@ import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import Dim, is_less, product_of, simplified
 from ...errors import UnsupportedOperatorError
-from ...ir import Dim, is_less, op_name, product_of, simplified
+from ...ir import op_name
 from ...precision import Storage
 from .loops import Loops, for_vectors, task_loop
 from .vector_math import Vector, splat

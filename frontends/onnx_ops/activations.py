@@ -7,7 +7,8 @@ import math
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of, is_equal_dim, product_of
+from ...dims import is_equal_dim, product_of
+from ...ir import Expr, dims_of
 from ...operators import custom
 from ..extents import positions
 from .broadcasting import broadcastable

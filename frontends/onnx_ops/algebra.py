@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from tvm import relax
 
-from ...ir import Constant, Dim, Expr, dims_of, dtype_of
+from ...dims import Dim
+from ...ir import Constant, Expr, dims_of, dtype_of
 from ..limits import MAX_TABLE
 from .node import OnnxNode
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Constant, Expr, constant_value, dims_of, dtype_of, is_equal_dim, simplified
+from ...dims import is_equal_dim, simplified
+from ...ir import Constant, Expr, constant_value, dims_of, dtype_of
 from .. import emit
 from ..extents import triangle
 from .algebra import Algebra

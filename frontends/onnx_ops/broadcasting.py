@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, dim_text, dims_of, equal_dims
+from ...dims import Dim, dim_text, equal_dims
+from ...ir import Expr, dims_of
 from .node import OnnxNode
 
 

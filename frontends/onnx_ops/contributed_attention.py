@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, dims_of, dtype_of
+from ...dims import Dim
+from ...ir import Expr, dims_of, dtype_of
 from .. import emit
 from ..extents import positions, triangle
 from .broadcasting import broadcastable

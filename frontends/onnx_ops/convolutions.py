@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, simplified
+from ...dims import Dim, simplified
 from .. import emit
 from .broadcasting import shape_text
 from .node import OnnxNode, Results, operator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import product_of
+from ...dims import product_of
 from ...operators import data_dependent as operators
 from .broadcasting import shape_text
 from .node import OnnxNode, Results, operator

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of, product_of
+from ...dims import product_of
+from ...ir import Expr, dims_of
 from .algebra import Algebra
 from .node import OnnxNode, Results, operator
 

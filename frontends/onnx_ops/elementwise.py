@@ -8,7 +8,8 @@ from functools import reduce
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, dims_of, equal_dims
+from ...dims import Dim, equal_dims
+from ...ir import Expr, dims_of
 from .broadcasting import broadcastable, fitted
 from .casts import convert
 from .generators import filled

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 from tvm import relax, tirx
 
-from ...ir import Dim, product_of, simplified
+from ...dims import Dim, product_of, simplified
 from ..extents import extent, positions
 from ..limits import MAX_ELEMENTS, is_tensor_shape
 from ..symbolic_array import known_array

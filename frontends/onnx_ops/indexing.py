@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, dtype_of, simplified
+from ...dims import Dim, simplified
+from ...ir import Expr, dtype_of
 from .. import emit
 from .algebra import Algebra, check_table
 from .broadcasting import shape_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr, dims_of, is_equal_dim
+from ...dims import Dim, is_equal_dim
+from ...ir import Expr, dims_of
 from ..equations import is_sound, sums_over_ellipsis
 from .broadcasting import broadcast_dims, broadcastable, is_number, shape_text, stated
 from .node import OnnxNode, Results, operator

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr
+from ...dims import Dim
+from ...ir import Expr
 from ...operators.linear_attention import linear_attention
 from .algebra import Algebra
 from .node import OnnxNode, Results, operator

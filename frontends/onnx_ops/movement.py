@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, as_dim, dims_of, equal_dims, is_equal_dim, product_of, simplified
+from ...dims import Dim, as_dim, equal_dims, is_equal_dim, product_of, simplified
+from ...ir import Expr, dims_of
 from ..limits import MAX_ELEMENTS
 from .broadcasting import concatenable, fitted, is_number, shape_text
 from .generators import filled

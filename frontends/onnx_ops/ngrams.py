@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr
+from ...dims import Dim
+from ...ir import Expr
 from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from tvm import relax, tirx
 
+from ...dims import Dim, as_dim, dim_text, is_equal_dim, simplified
 from ...errors import ImportModelError, UnsupportedOperatorError
-from ...ir import Dim, Expr, GraphBuilder, as_dim, constant, dim_text, dims_of, dtype_of, is_equal_dim, simplified
+from ...ir import Expr, GraphBuilder, constant, dims_of, dtype_of
 from ...requirements import Requirement
 from ..limits import is_tensor_shape
 from ..symbolic_array import SymbolicArray, materialized

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, Expr
+from ...dims import Dim
+from ...ir import Expr
 from .convolutions import padding, spatial_attribute
 from .node import OnnxNode, Results, operator
 from .unfolding import max_with_places

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of, is_equal_dim
+from ...dims import is_equal_dim
+from ...ir import Expr, dims_of
 from ..onnx_types import type_name
 from .casts import SMALL_FLOATS, convert, small_float
 from .node import MICROSOFT, OnnxNode, Results, Tensor, normal_dtype, operator

@@ -14,7 +14,8 @@ from fractions import Fraction
 import numpy as np
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, dims_of, is_equal_dim, simplified
+from ...dims import Dim, is_equal_dim, simplified
+from ...ir import Expr, dims_of
 from .node import OnnxNode, Results, operator
 from .sampling import sample_grid
 

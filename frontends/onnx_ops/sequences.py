@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ...ir import Dim, dims_of, simplified
+from ...dims import Dim, simplified
+from ...ir import dims_of
 from ..symbolic_array import SymbolicArray
 from .broadcasting import concatenable
 from .node import OnnxNode, Results, TensorSequence, Value, operator

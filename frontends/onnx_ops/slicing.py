@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax, tirx
 
-from ...ir import Dim, Expr, analyzer_of, dims_of, dtype_of, simplified
+from ...dims import Dim, analyzer_of, simplified
+from ...ir import Expr, dims_of, dtype_of
 from .broadcasting import is_number, shape_text
 from .node import OnnxNode, Results, Tensor, operator
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from ...ir import Expr, dims_of, product_of
+from ...dims import product_of
+from ...ir import Expr, dims_of
 from .algebra import Algebra, check_table
 from .node import OnnxNode, Results, operator
 

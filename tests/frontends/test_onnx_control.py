@@ -9,10 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from narrowcast.dims import dim_text
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
 from narrowcast.frontends.limits import MAX_UNROLLED
 from narrowcast.frontends.onnx import import_onnx
-from narrowcast.ir import dim_text, dims_of, outputs_of
+from narrowcast.ir import dims_of, outputs_of
 
 from .bindings import names, operations
 from .onnx_models import agrees, computed, graph, ints, model, node, noise

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
+from narrowcast.dims import dim_text
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
 from narrowcast.frontends.onnx import import_onnx
-from narrowcast.ir import TensorSpec, dim_text, dims_of, outputs_of
+from narrowcast.ir import TensorSpec, dims_of, outputs_of
 from narrowcast.operators.reference import run
 
 from .bindings import names, operations

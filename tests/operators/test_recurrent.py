@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.dims import equal_dims
 from narrowcast.errors import VerificationError
 from narrowcast.operators import reference
 from narrowcast.operators.recurrent import (
@@ -52,7 +53,7 @@ def test_a_layer_gives_all_states_and_the_last_ones(cell: str, directions: int) 
         fields = [builder.emit(relax.TupleGetItem(result, i), f"layer.{i}") for i in range(len(result.ty.fields))]
         last = (directions, batch, 4)
         expected = [(steps, directions, batch, 4), last, last][:3 if cell == "lstm" else 2]
-        assert all(ir.equal_dims(ir.dims_of(f), e) for f, e in zip(fields, expected, strict=True))
+        assert all(equal_dims(ir.dims_of(f), e) for f, e in zip(fields, expected, strict=True))
         mod = ir.with_main(tvm.IRModule(), builder.finish(fields))
         relax.analysis.well_formed(mod)
         assert f"narrowcast.{cell}" in mod.script()

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.dims import evaluate_dim
 from narrowcast.ir import Expr, op_bindings
 from narrowcast.operators import reference
 from narrowcast.passes import RecomposeAttention, Simplify, ToChannelsLast
@@ -230,6 +231,6 @@ def test_symbolic_extents() -> None:
     after = RecomposeAttention()(before)
     assert "attention_bias" in ops_of(after) and "softmax" not in ops_of(after)
     for extents in ({"batch": 2, "steps": 5}, {"batch": 1, "steps": 7}):
-        inputs = [torch.randn([ir.evaluate_dim(d, extents) for d in ir.dims_of(p)]) for p in before["main"].params]
+        inputs = [torch.randn([evaluate_dim(d, extents) for d in ir.dims_of(p)]) for p in before["main"].params]
         expected, found = (reference.run(mod, inputs)[0] for mod in (before, after))
         torch.testing.assert_close(found, expected, rtol=16 * EPS, atol=16 * EPS * D)

@@ -16,6 +16,7 @@ from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.target import Capabilities
 from narrowcast.calibration.agreement import group_agreement
 from narrowcast.calibration.numerics import GroupProgram, Stored
+from narrowcast.dims import Dim, evaluate_dim, symbols_in
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
 from .groups import NATIVE
@@ -29,11 +30,11 @@ def symbol(name: str) -> tirx.Var:
     return tirx.Var(name, "int64")
 
 
-def symbolic_group(kind: str, shapes: Sequence[tuple[ir.Dim, ...]],
+def symbolic_group(kind: str, shapes: Sequence[tuple[Dim, ...]],
                    body: Callable[[ir.GraphBuilder, list[relax.Var]], relax.Var]) -> ir.Group:
     """A group over float32 parameters whose shapes hold symbols; ``body`` emits its ops, the anchor as "layer"."""
     params = [relax.Var(f"in{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
-    symbols = list(dict.fromkeys(s for shape in shapes for d in shape for s in ir.symbols_in(d)))
+    symbols = list(dict.fromkeys(s for shape in shapes for d in shape for s in symbols_in(d)))
     builder = ir.GraphBuilder([*params, relax.Var("symbols", relax.ShapeType(symbols))])
     function = builder.finish([body(builder, params)], attrs={"Primitive": True, "group": kind})
     return ir.Group(name="layer", kind=kind, function=function, inputs=tuple(p.name for p in params))
@@ -57,7 +58,7 @@ class SymbolicKernel:
         rng, request = np.random.default_rng(seed), self.request
         inputs = []
         for parameter, storage in zip(request.group.parameters, request.inputs, strict=True):
-            shape = [ir.evaluate_dim(d, extents) for d in ir.dims_of(parameter)]
+            shape = [evaluate_dim(d, extents) for d in ir.dims_of(parameter)]
             inputs.append(Stored.of(torch.from_numpy(rng.standard_normal(shape).astype(np.float32)), storage))
         outputs = self._call([_memory(s.data) for s in inputs], extents)
         agreement = group_agreement(GroupProgram(request.group).at(extents), request.precision, inputs, outputs)

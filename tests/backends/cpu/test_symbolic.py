@@ -10,9 +10,9 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from narrowcast import ir
 from narrowcast.backends.target import Target
 from narrowcast.calibration.evaluator import Evaluator, fp32_plan
+from narrowcast.dims import evaluate_dim
 from narrowcast.ir import GraphBuilder, constant, with_main
 from narrowcast.passes import run_pipeline
 from narrowcast.precision import BFLOAT16, FLOAT32, PrecisionPlan, QParams, Storage
@@ -83,7 +83,7 @@ def _grouped(shapes: list[tuple[object, ...]], body: Body) -> tvm.IRModule:
 def _all_agree(mod: tvm.IRModule, plan: PrecisionPlan, shapes: list[tuple[object, ...]]) -> None:
     rng = np.random.default_rng(0)
     for n, m in EXTENTS:
-        arrays = [rng.standard_normal([ir.evaluate_dim(d, {"n": n, "m": m}) for d in s], np.float32) for s in shapes]
+        arrays = [rng.standard_normal([evaluate_dim(d, {"n": n, "m": m}) for d in s], np.float32) for s in shapes]
         wrong = [a.detail for a in kernel_agreement(mod, plan, Target.parse("cpu", 2), arrays) if not a.ok]
         assert not wrong, (n, m, wrong)
 

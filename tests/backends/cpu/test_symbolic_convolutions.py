@@ -18,6 +18,7 @@ from narrowcast.backends.cpu.isa import arithmetic
 from narrowcast.backends.cpu.microkernel import Tasks
 from narrowcast.backends.cpu.tiling import Product, choose
 from narrowcast.backends.target import Target
+from narrowcast.dims import Dim, evaluate_dim
 from narrowcast.precision import Precision
 
 from .groups import NATIVE
@@ -32,7 +33,7 @@ TYPICAL = {"n": 2, "h": 14, "w": 20}
 class Conv:
     """A convolution of NHWC data, or of NWC data of three dims, with [outputs, height, width] weights."""
 
-    data: tuple[ir.Dim, ...]
+    data: tuple[Dim, ...]
     outputs: int
     kernel: tuple[int, int]
     details: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -87,7 +88,7 @@ def check_at(kernel: SymbolicKernel, extents: Iterable[int]) -> None:
     """Check at extents of n, h and w, unless the image is smaller than the window."""
     named = dict(zip("nhw", extents, strict=True))
     result = ir.outputs_of(kernel.request.group.function)[0]
-    if all(ir.evaluate_dim(d, named) > 0 for d in ir.dims_of(result)):
+    if all(evaluate_dim(d, named) > 0 for d in ir.dims_of(result)):
         kernel.check(named)
 
 
@@ -123,15 +124,15 @@ def test_a_part_fits_its_buffer(conv: Conv, batch: int, height: int, width: int,
     geometry = Geometry.of(conv.group().anchor.value, "layer")
     extents = {"n": batch, "h": height, "w": width}
 
-    def known(extent: ir.Dim) -> int:
-        return ir.evaluate_dim(extent, extents)
+    def known(extent: Dim) -> int:
+        return evaluate_dim(extent, extents)
 
     exact = geometry.at(known)
     if min(exact.result) < 1:
         return
     core = replace(Target("znver4", 2).capabilities, l2_bytes=l2_bytes)
     unit = arithmetic(Precision.INT8, core)
-    rows = WindowRows(geometry, geometry.at(lambda extent: ir.evaluate_dim(extent, TYPICAL)))
+    rows = WindowRows(geometry, geometry.at(lambda extent: evaluate_dim(extent, TYPICAL)))
     product = Product(rows.count, conv.outputs, 9, typical=tuple(TYPICAL.items()))
     tasks = Tasks(product, choose(product, unit, core, 2, rows.bytes_per_row(unit)))
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.dims import Dim
 from narrowcast.errors import UnsupportedOperatorError
 from narrowcast.precision import Precision
 
@@ -80,7 +81,7 @@ PRODUCTS = {
 
 @EVERY_PRECISION
 @pytest.mark.parametrize(("left", "right"), PRODUCTS.values(), ids=PRODUCTS)
-def test_products_of_two_tensors(precision: Precision, left: tuple[ir.Dim, ...], right: tuple[ir.Dim, ...]) -> None:
+def test_products_of_two_tensors(precision: Precision, left: tuple[Dim, ...], right: tuple[Dim, ...]) -> None:
     def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
         y = builder.emit(relax.op.matmul(params[0], params[1]), "layer")
         return builder.emit(relax.op.multiply(y, relax.const(0.5, "float32")), "half")
@@ -112,7 +113,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("precision", [
     pytest.param(p, marks=pytest.mark.isa(FEATURES[p]), id=str(p)) for p in (Precision.FP32, Precision.BF16)])
 @pytest.mark.parametrize(("shapes", "causal"), ATTENTIONS.values(), ids=ATTENTIONS)
-def test_attention(precision: Precision, shapes: list[tuple[ir.Dim, ...]], causal: str | None) -> None:
+def test_attention(precision: Precision, shapes: list[tuple[Dim, ...]], causal: str | None) -> None:
     def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
         y = builder.emit(relax.op.nn.attention(*params, scale=0.3, causal_mask=causal), "layer")
         return builder.emit(relax.op.multiply(y, relax.const(2.0, "float32")), "double")

@@ -13,7 +13,7 @@ from narrowcast.backends.cpu.microkernel import Tasks
 from narrowcast.backends.cpu.packing import pack_weights, to_bfloat16
 from narrowcast.backends.cpu.tiling import Columns, Product, choose
 from narrowcast.backends.target import Target
-from narrowcast.ir import evaluate_dim
+from narrowcast.dims import evaluate_dim
 from narrowcast.precision import Precision
 
 ZEN4 = Target("znver4", 2).capabilities
