@@ -106,6 +106,9 @@ def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]
         domain = domain_of(entry.domain)
         if versions.setdefault(domain, entry.version) != entry.version:
             raise ImportModelError("an operator domain is imported in two versions", found=domain or "ai.onnx")
+        if not 0 <= entry.version < 2 ** 31:
+            raise ImportModelError("the operator set version is unknown",
+                                   found=f"{domain or 'ai.onnx'} {entry.version}")
     newest = onnx.defs.onnx_opset_version()
     if not 1 <= versions.get("", newest) <= newest:
         raise ImportModelError("the operator set version is unknown", found=versions[""], expected=f"1…{newest}",

@@ -24,6 +24,12 @@ def _two_opsets() -> onnx.ModelProto:
     return result
 
 
+def _other_opset(version: int) -> onnx.ModelProto:
+    result = model(node("Gelu", "x", domain="com.microsoft"))
+    result.opset_import.append(helper.make_opsetid("com.microsoft", version))
+    return result
+
+
 def _duplicate_input() -> onnx.ModelProto:
     result = model(node("Relu", "x"))
     result.graph.input.append(result.graph.input[0])
@@ -163,6 +169,8 @@ STRUCTURES: Cases = {
     "opset of the future": (lambda: model(node("Relu", "x"), opset=999), ImportModelError, "version is unknown"),
     "opset of 0": (lambda: model(node("Relu", "x"), opset=0), ImportModelError, "version is unknown"),
     "negative opset": (lambda: model(node("Relu", "x"), opset=-2 ** 62), ImportModelError, "version is unknown"),
+    "another domain's opset of a trillion": (lambda: _other_opset(2 ** 40), ImportModelError, "version is unknown"),
+    "another domain's negative opset": (lambda: _other_opset(-1), ImportModelError, "version is unknown"),
     "unknown domain": (lambda: model(node("Relu", "x", domain="nobody.knows")), ImportModelError, "nobody.knows"),
     "no operator": (lambda: model(node("", "x")), ImportModelError, "no operator"),
     "unknown operator": (lambda: model(node("Frobnicate", "x")), UnsupportedOperatorError, "Frobnicate"),
