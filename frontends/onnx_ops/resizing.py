@@ -265,7 +265,11 @@ def grid_sample(node: OnnxNode) -> Results:
     method = modes.get(mode, mode)
     if node.attribute("padding_mode", "zeros") not in ("zeros", "border", "reflection"):
         raise node.fault("padding_mode is unknown", found=node.attribute("padding_mode"))
-    if method not in ("nearest", "bilinear", "bicubic") or rank != 4 or node.rank(1) != 4:
+    if node.rank(1) != rank or node.dims(1)[-1] != rank - 2:
+        raise node.fault("the grid does not name places of the input", found=(node.rank(1), str(node.dims(1)[-1:])),
+                         expected=f"{rank} dimensions, the last of {rank - 2}")
+    node.require_equal(node.dims(0)[0], node.dims(1)[0], "input and grid differ in the batch")
+    if method not in ("nearest", "bilinear", "bicubic") or rank != 4:
         return sample_grid(node, mode)
     grid = node.emit(relax.op.permute_dims(node.expr(1), [0, 3, 1, 2]), "grid")
     return node.emit(relax.op.image.grid_sample(
