@@ -48,6 +48,7 @@ FLOATS: dict[str, tuple[list[tuple[object, ...]], Body]] = {
     "average pool": ([(N, M, 8, 20)], lambda x: R.nn.avg_pool2d(x, (3, 2), (2, 2), (1, 0, 1, 0), layout="NHWC",
                                                                 count_include_pad=False)),
     "average over all": ([(N, M, 9, 20)], lambda x: R.nn.adaptive_avg_pool2d(x, (1, 1), layout="NHWC")),
+    "average pool of symbolic channels": ([(N, 9, M)], lambda x: R.nn.avg_pool1d(x, 3, 2, 1, layout="NWC")),
     "adaptive pool": ([(N, M, 9, 20)], lambda x: R.nn.adaptive_avg_pool2d(x, (1, 3), layout="NHWC")),
 }
 MOVES: dict[str, tuple[list[tuple[object, ...]], Body]] = {
@@ -64,6 +65,7 @@ MOVES: dict[str, tuple[list[tuple[object, ...]], Body]] = {
     "tile": ([(N, M)], lambda x: R.tile(x, [2, 3])),
     "repeat": ([(N, M)], lambda x: R.repeat(x, 3, 1)),
     "stack": ([(N, M), (N, M)], lambda x, y: R.stack([x, y], 1)),
+    "max pool of symbolic channels": ([(N, 9, M)], lambda x: R.nn.max_pool1d(x, 3, 2, 1, layout="NWC")),
     "max pool": ([(N, M, 9, 20)], lambda x: R.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1), layout="NHWC")),
 }
 OPAQUE: dict[str, tuple[list[tuple[object, ...]], Body]] = {
