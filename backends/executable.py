@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 
-from ..errors import ProgramError, TargetError
+from ..errors import ProgramError, TargetError, VerificationError
 from . import host as host  # Registers what programs call.
 from .cpu import pipeline
 from .target import Target, detect
@@ -36,9 +36,13 @@ _PIPELINE = (
 
 
 def build_executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
-    """Compile a lowered module in memory."""
-    return tvm.compile(mod, target, relax_pipeline=tvm.transform.Sequential([p() for p in _PIPELINE]),
-                       tir_pipeline=pipeline.NAME)
+    """Compile a lowered module in memory; VerificationError where TVM's code generator refuses it."""
+    try:
+        return tvm.compile(mod, target, relax_pipeline=tvm.transform.Sequential([p() for p in _PIPELINE]),
+                           tir_pipeline=pipeline.NAME)
+    except tvm.error.InternalError as error:
+        raise VerificationError("no machine code can be generated for the program", found=str(error).splitlines()[-1],
+                                hint='fix the symbolic dims, if there are any: dims={"name": extent}') from error
 
 
 def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
