@@ -104,10 +104,16 @@ def test_node_tests_of_onnx() -> None:
         node = importlib.import_module("onnx.backend.test.case.node")
         for module in MODULES:
             importlib.import_module(f"{node.__name__}.{module}")
-    cases = [c for c in node._NodeTestCases if "_expanded" not in c.name and c.name not in FRACTIONAL]
+    cases = [c for c in node._NodeTestCases if "_expanded" not in c.name and c.name not in FRACTIONAL and _is_listed(c)]
     outcomes = {c.name: _outcome(c) for c in cases}
     assert {n: o for n, o in outcomes.items() if o not in ("right", "unsupported")} == {}
     assert sum(o == "right" for o in outcomes.values()) > 0.9 * len(outcomes) > 300
+
+
+def _is_listed(case: object) -> bool:
+    """Whether a case is one of ``MODULES``: another test of this process may have imported more of them."""
+    operators = {n.op_type.lower() for n in case.model.graph.node}  # type: ignore[attr-defined]
+    return bool(operators & {name.replace("_", "") for name in MODULES})
 
 
 def _outcome(case: object) -> str:
