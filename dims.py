@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ from .errors import VerificationError
 Expr: TypeAlias = tvm.ir.Expr
 # An extent: a number, or an int64 expression over symbols.
 Dim: TypeAlias = "int | tvm.ir.Expr"
+# The extents by name of what has no symbols.
+NO_SYMBOLS: Mapping[str, int] = MappingProxyType({})
 _MAX_EXTENT = 2 ** 31
 _PLAIN = (tirx.Var, tirx.IntImm)
 _INT64 = re.compile(r"T\.int64\((-?\d+)\)")
@@ -66,6 +69,12 @@ def equal_dims(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
     """Whether two shapes are provably equal."""
     left, right = tuple(a), tuple(b)
     return len(left) == len(right) and all(is_equal_dim(x, y) for x, y in zip(left, right, strict=True))
+
+
+def is_one(extent: Dim) -> bool:
+    """Whether an extent is the number 1; a symbolic one is taken for any."""
+    extent = as_dim(extent)
+    return isinstance(extent, int) and extent == 1
 
 
 def is_equal_dim(a: Dim, b: Dim) -> bool:

@@ -88,6 +88,11 @@ def tensors_of(func: relax.Function) -> list[relax.Var]:
     return [p for p in func.params if not isinstance(p.ty, relax.ShapeType)]
 
 
+def shape_symbols(params: Iterable[relax.Var]) -> list[tirx.Var]:
+    """The symbols that parameters give as a shape, in order."""
+    return [v for p in params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values]
+
+
 def symbols_of(func: relax.Function) -> list[tirx.Var]:
     """The symbols of a function's parameters, in order."""
     return list(dict.fromkeys(s for p in func.params for d in _dims_in(p.ty) for s in symbols_in(d)))
@@ -193,8 +198,7 @@ class GraphBuilder:
         body = self._normalizer.normalize(relax.SeqExpr([block], result))
         inputs = self.inputs
         if self._found:
-            earlier = [v for p in inputs if isinstance(p.ty, relax.ShapeType) for v in p.ty.values]
-            shape = relax.Var("found", relax.ShapeType([*earlier, *self._found]))
+            shape = relax.Var("found", relax.ShapeType([*shape_symbols(inputs), *self._found]))
             inputs = [*(p for p in inputs if not isinstance(p.ty, relax.ShapeType)), shape]
         func = relax.Function(inputs, body, ret_ty=result.ty)
         return func.with_attrs(dict(attrs)) if attrs else func
@@ -426,7 +430,7 @@ class Group:
     @property
     def symbols(self) -> list[tirx.Var]:
         """The symbols that the function uses, in the order in which it takes them."""
-        return [v for p in self.function.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values]
+        return shape_symbols(self.function.params)
 
     @property
     def bindings(self) -> list[relax.VarBinding]:

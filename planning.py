@@ -30,6 +30,7 @@ from .ir import (
     op_bindings,
     outputs_of,
     shape_of,
+    shape_symbols,
 )
 from .precision import BFLOAT16, FLOAT32, STORAGE_PREFERENCE, Precision, QParams, Storage
 
@@ -61,7 +62,7 @@ class Network:
     def of(cls, mod: tvm.IRModule, groups: Sequence[Group], typical: Mapping[str, int] | None = None) -> Network:
         """The network of a module in grouped form."""
         main = mod["main"]
-        found = {v.name: _FOUND_EXTENT for p in main.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values}
+        found = {v.name: _FOUND_EXTENT for v in shape_symbols(main.params)}
         extents = {**found, **(typical or {})}
         tensors = [*main.params, *(b.var for b in op_bindings(main))]
         shapes = {

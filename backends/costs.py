@@ -19,14 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import tvm
 import tvm_ffi
 
 from .._environment import available_cpus
-from ..dims import as_dim, evaluate_dim, symbols_in
+from ..dims import NO_SYMBOLS, as_dim, evaluate_dim, symbols_in
 from ..errors import TargetError, VerificationError
 from ..ir import is_number
 from .cpu.build import compile_functions
@@ -35,9 +34,6 @@ from .executable import use_threads
 from .target import Target, host_model
 
 Progress = Callable[[int, int], None]
-
-# The extents of kernels without symbols.
-NO_SYMBOLS: Mapping[str, int] = MappingProxyType({})
 
 # Kernels compiled into one module: many enough to share the compiler's start, few enough to share out to the CPUs.
 _MODULE_KERNELS = 6

@@ -102,7 +102,6 @@ class Evaluator:
         """The inputs by name, cut into samples of the shapes of ``main``'s parameters, floats as float32."""
         named = self._named(inputs)
         if not all(is_static(p) for p in self.params):
-            extents_of(self.params, list(named.values()))
             yield named
             return
         counts = {name: self._count(param, named[name]) for name, param in ((p.name, p) for p in self.params)}

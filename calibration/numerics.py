@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tvm import relax
 
+from ..dims import NO_SYMBOLS
 from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
 from ..operators.quantization import (
@@ -25,7 +26,7 @@ from ..operators.quantization import (
     summands,
     weight_channel_axis,
 )
-from ..operators.reference import NO_SYMBOLS, evaluate_call, evaluate_tensor, leaves_of
+from ..operators.reference import evaluate_call, evaluate_tensor, leaves_of
 from ..operators.reference_nn import attention_scores
 from ..operators.semantics import Value, tensor_of
 from ..precision import FLOAT32, Precision, QParams, Storage

@@ -7,7 +7,6 @@ the evaluator of plans and the tests of passes and kernels all run through here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 import tvm
 from tvm import relax
 
-from ..dims import as_dim, dim_text, evaluate_dim, match_dims
+from ..dims import NO_SYMBOLS, as_dim, dim_text, evaluate_dim, match_dims
 from ..errors import CompileError, DataError, UnsupportedOperatorError, VerificationError
 from ..ir import (
     Constant,
@@ -41,9 +40,6 @@ from . import (
 )
 from .data_dependent import attributes_of, compute, is_data_dependent
 from .semantics import Semantics, Value, tensor_of
-
-# The extents of a module whose shapes are all static.
-NO_SYMBOLS: Mapping[str, int] = MappingProxyType({})
 
 SEMANTICS: dict[str, Semantics] = {
     **reference_elementwise.TABLE,

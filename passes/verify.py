@@ -10,7 +10,7 @@ from tvm import relax
 
 from ..dims import as_dim, symbols_in
 from ..errors import VerificationError
-from ..ir import Constant, Expr, bindings_of, op_bindings, op_name, outputs_of, tensors_of
+from ..ir import Constant, Expr, bindings_of, op_bindings, op_name, outputs_of, shape_symbols, tensors_of
 
 # Operators that only training has, or that the importers write out.
 _NOT_INFERENCE = frozenset({"relax.nn.batch_norm", "relax.nn.dropout", "relax.call_tir", "relax.call_dps_packed",
@@ -56,7 +56,7 @@ def _function_problems(func: relax.Function) -> Iterator[VerificationError]:
         yield VerificationError("the name is not unique" if name else "a name is empty", layer=name or None)
     symbols = {d.name for p in func.params if isinstance(p.ty, relax.TensorType) and p.ty.shape is not None
                for d in p.ty.shape if isinstance(d, tvm.tirx.Var)}
-    symbols |= {v.name for p in func.params if isinstance(p.ty, relax.ShapeType) for v in p.ty.values}
+    symbols |= {v.name for v in shape_symbols(func.params)}
     for param in tensors_of(func):
         yield from _type_problems(param.name, param.ty, symbols)
     outputs = outputs_of(func)

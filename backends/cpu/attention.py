@@ -16,12 +16,12 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, equal_dims, simplified
+from ...dims import Dim, equal_dims, is_one, simplified
 from ...errors import PlanError, UnsupportedOperatorError, VerificationError
 from ...ir import Constant, constant_value, dims_of
 from ...precision import BFLOAT16, FLOAT32, Precision, Storage
 from ..target import Capabilities
-from .epilogue import Epilogue, Position, is_one, row_index
+from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import Block, Left, Reduction, by_kind, emit_tile

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, product_of
+from ...dims import Dim, is_one, product_of
 from ...errors import VerificationError
 from ...ir import dims_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
-from .epilogue import Epilogue, Position, is_one, row_index
+from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, is_equal_dim, product_of, simplified
+from ...dims import Dim, is_equal_dim, is_one, product_of, simplified
 from .loops import Loops, for_vectors, task_loop
 from .strided import Strided
 from .vector_math import splat
@@ -33,11 +33,11 @@ def copy(target: Strided, source: Strided, loops: Loops) -> None:
     merged = _merge([_Loop(*dims) for dims in zip(target.shape, target.strides, source.strides, strict=True)])
     total = product_of(loop.extent for loop in merged)
     *outer, inner = merged or [_Loop(1, 1, 1)]
-    if is_equal_dim(inner.target, 1) and (is_equal_dim(inner.source, 1) or is_equal_dim(inner.source, 0)):
+    if is_one(inner.target) and (is_one(inner.source) or is_equal_dim(inner.source, 0)):
         _copy_rows(target, source, outer, inner, loops)
         return
-    column = next((i for i, loop in enumerate(outer) if is_equal_dim(loop.source, 1)), None)
-    if column is not None and not is_equal_dim(inner.extent, 1):
+    column = next((i for i, loop in enumerate(outer) if is_one(loop.source)), None)
+    if column is not None and not is_one(inner.extent):
         _copy_blocks(target, source, [*outer[:column], *outer[column + 1:]], (outer[column], inner), total, loops)
         return
     with _nest(outer, total, loops) as (at, of), T.serial(0, inner.extent) as i:
@@ -57,7 +57,7 @@ def _merge(loops: Sequence[_Loop]) -> list[_Loop]:
     """Fewest loops that describe the same copy."""
     merged: list[_Loop] = []
     for loop in loops:
-        if is_equal_dim(loop.extent, 1):
+        if is_one(loop.extent):
             continue
         last = merged[-1] if merged else None
         if (last and is_equal_dim(last.target, loop.target * loop.extent)
@@ -85,7 +85,7 @@ class _nest(ExitStack):
         of: Index = 0
         inner: Dim = 1
         for position, loop in reversed(list(enumerate(self._dimensions))):
-            digit = task if is_equal_dim(inner, 1) else T.floordiv(task, inner)
+            digit = task if is_one(inner) else T.floordiv(task, inner)
             digit = digit if position == 0 else T.floormod(digit, loop.extent)
             at, of = at + digit * loop.target, of + digit * loop.source
             inner = inner * loop.extent

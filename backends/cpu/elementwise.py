@@ -5,8 +5,9 @@ from __future__ import annotations
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...dims import is_one
 from ..target import Capabilities
-from .epilogue import Epilogue, is_one
+from .epilogue import Epilogue
 from .kernel import Kernel, KernelRequest, declare_parameters
 from .loops import Loops, for_each_vector
 

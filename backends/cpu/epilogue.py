@@ -36,7 +36,7 @@ import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, is_equal_dim, product_of
+from ...dims import Dim, is_equal_dim, is_one, product_of
 from ...errors import UnsupportedOperatorError
 from ...ir import Constant, constant_value, dims_of, op_name, outputs_of, uses_of
 from ...operators.quantization import Grid, grid_of, rounding_behind, sum_factors, summands
@@ -362,11 +362,6 @@ def row_index(shape: Sequence[Dim], full: Sequence[Dim], row: Index) -> Index:
             stride = stride * extent
         inner = inner * extent
     return result
-
-
-def is_one(extent: Dim) -> bool:
-    """Whether an extent is the number 1; a symbolic one is taken for any."""
-    return isinstance(extent, int) and extent == 1
 
 
 def merge_dimensions(shapes: Sequence[tuple[Dim, ...]]) -> list[tuple[Dim, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,12 +103,17 @@ def declare_parameters(request: KernelRequest, constants: Sequence[np.ndarray]) 
     return Parameters(inputs, arrays, outputs)
 
 
+def are_extents(symbols: Iterable[tirx.Var]) -> tvm.ir.Expr:
+    """The condition that all symbols are at least 1."""
+    return tirx.all(*(s >= 1 for s in symbols))
+
+
 def assume_extents(symbols: Sequence[tirx.Var]) -> None:
     """Let the rest of the function that is being built run where all symbols are at least 1, as they always are: what
     is known of them turns divisions of indices into single instructions."""
     if not symbols:
         return
-    for frame in (T.If(tirx.all(*(s >= 1 for s in symbols))), T.Then()):
+    for frame in (T.If(are_extents(symbols)), T.Then()):
         frame.add_callback(partial(frame.__exit__, None, None, None))  # it ends with the enclosing frame
         frame.__enter__()
 

@@ -23,11 +23,12 @@ from ...ir import (
     outputs_of,
     substitute,
     symbols_of,
+    tensors_of,
     with_symbols,
 )
 from ..target import Capabilities
 from . import legalizations as legalizations  # Registers what our own operators legalize to.
-from .kernel import Kernel, KernelRequest, identifier
+from .kernel import Kernel, KernelRequest, are_extents, identifier
 from .loops import SERIAL_ELEMENTS, Loops
 from .pipeline import lower_blocks
 
@@ -74,7 +75,7 @@ def lift_constants(function: relax.Function) -> tuple[relax.Function, tuple[np.n
         elif isinstance(value, Constant):  # A result that is known: it is copied.
             value = relax.op.astype(replace(value), dtype_of(value))
         calls.append((binding.var, value))
-    tensors = [p for p in function.params if not isinstance(p.ty, relax.ShapeType)]
+    tensors = tensors_of(function)
     builder = GraphBuilder([*tensors, *lifted.values(), *(p for p in function.params if p not in tensors)])
     known: dict[relax.Var, tvm.ir.Expr] = {}
     for var, value in calls:
@@ -115,8 +116,7 @@ def _with_one_symbol_each(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         return tvm_ffi.structural_map(layout, (tvm.ir.Var, lambda var: symbols.get(var.name, var)))
 
     func = tvm_ffi.structural_map(func, (TileLayout, mend))
-    known = tvm.tirx.all(*(s >= 1 for s in symbols.values()))
-    return func.with_body(tvm.tirx.IfThenElse(known, func.body, None))
+    return func.with_body(tvm.tirx.IfThenElse(are_extents(symbols.values()), func.body, None))
 
 
 def schedule(func: tvm.tirx.PrimFunc, lanes: int, loops: Loops) -> tvm.tirx.PrimFunc:

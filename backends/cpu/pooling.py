@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import is_equal_dim
+from ...dims import is_equal_dim, is_one
 from ...errors import UnsupportedOperatorError
 from ...ir import dims_of, op_name
 from ..target import Capabilities
@@ -35,7 +35,7 @@ def build_pool(request: KernelRequest, capabilities: Capabilities, threads: int)
     window = Window.of(call, dims_of(call.args[0]), dims_of(anchor.var), request.group.name)
     epilogue = Epilogue(request, capabilities, anchor)
     source = input_index(request, call.args[0])
-    lanes = 1 if is_equal_dim(window.channels, 1) else epilogue.vector_lanes
+    lanes = 1 if is_one(window.channels) else epilogue.vector_lanes
     with IRBuilder() as builder, T.prim_func():
         parameters = declare_parameters(request, epilogue.constants)
         x = flat_view(parameters.inputs[source])

@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import is_equal_dim, product_of
+from ...dims import is_one, product_of
 from ...errors import UnsupportedOperatorError
 from ...ir import Constant, constant_value, dims_of, op_name
 from ...precision import FLOAT32
@@ -100,7 +100,7 @@ class _Weights:
     def load(self, which: int, scan: Scan, at: Position, valid: Index) -> Vector:
         """The weights of the vector at a place of the scan (``at.row`` counts along the reduced axes)."""
         buffer, storage = self._sources[which]
-        if is_equal_dim(scan.shape.inner, 1):
+        if is_one(scan.shape.inner):
             return load_float(buffer, at.row * scan.shape.columns + at.column, scan.lanes, valid, storage)
         return splat(load_float(buffer, at.row, 1, 1, storage), scan.lanes)
 
@@ -167,7 +167,7 @@ def _reduce(call: relax.Call, scan: Scan, epilogue: Epilogue, weights: _Weights)
         index = scan.result_index
         columns = epilogue.columns
         place = Position(index, 0)
-        if not is_equal_dim(columns, 1):
+        if not is_one(columns):
             place = Position(T.floordiv(index, columns), T.floormod(index, columns))
         epilogue.emit(result, place, scan.valid)
 

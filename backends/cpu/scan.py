@@ -10,7 +10,7 @@ from math import inf
 import tvm
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, is_equal_dim, product_of, simplified
+from ...dims import Dim, is_equal_dim, is_one, product_of, simplified
 from ...precision import Storage
 from .epilogue import Position
 from .loops import Loops, for_vectors, task_loop
@@ -38,11 +38,11 @@ class Shape:
     @classmethod
     def of(cls, shape: Sequence[Dim], axes: Sequence[int]) -> Shape:
         """The view of a reduction over neighbouring axes."""
-        chosen = [d for d in axes if not is_equal_dim(shape[d], 1)]
+        chosen = [d for d in axes if not is_one(shape[d])]
         if not chosen:
             return cls(product_of(shape), 1, 1, 1)
         inner = product_of(shape[chosen[-1] + 1:])
-        columns = shape[chosen[-1]] if is_equal_dim(inner, 1) else shape[-1]
+        columns = shape[chosen[-1]] if is_one(inner) else shape[-1]
         return cls(product_of(shape[:chosen[0]]), product_of(shape[d] for d in chosen), inner, columns)
 
     @property
@@ -58,7 +58,7 @@ class Shape:
 
 def are_neighbours(shape: Sequence[Dim], axes: Sequence[int]) -> bool:
     """Whether no kept axis lies between reduced ones; axes of extent 1 do not count."""
-    wide = [d for d, extent in enumerate(shape) if not is_equal_dim(extent, 1)]
+    wide = [d for d, extent in enumerate(shape) if not is_one(extent)]
     chosen = [d for d in axes if d in wide]
     return [d for d in wide if chosen and chosen[0] <= d <= chosen[-1]] == chosen
 
@@ -87,8 +87,8 @@ class Scan:
         self.result_index: Index = 0
         self.has_kept = False
         self._buffer, self._storage, self._loops = buffer, storage, loops
-        self._by_row = is_equal_dim(shape.inner, 1)
-        self.lanes = 1 if is_equal_dim(shape.columns, 1) else lanes
+        self._by_row = is_one(shape.inner)
+        self.lanes = 1 if is_one(shape.columns) else lanes
         self._segments = shape.segments if self._by_row else shape.reduced
 
     @contextmanager

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import tvm
 
-from ...dims import Dim, is_equal_dim, product_of, simplified
+from ...dims import Dim, is_equal_dim, is_one, product_of, simplified
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Strided:
         return is_equal_dim(self.offset, 0) and all(
             is_equal_dim(own, other)
             for own, other, extent in zip(self.strides, strides_of(self.shape), self.shape, strict=True)
-            if not is_equal_dim(extent, 1))
+            if not is_one(extent))
 
     def transposed(self, axes: Sequence[int]) -> Strided:
         """The axes in another order."""
@@ -60,7 +60,7 @@ class Strided:
     def broadcast(self, shape: Sequence[Dim]) -> Strided:
         """Repeated along new leading axes, and along those of extent 1 that become longer."""
         new = len(shape) - len(self.shape)
-        strides = [0] * new + [0 if is_equal_dim(own, 1) and not is_equal_dim(full, 1) else stride for own, full, stride
+        strides = [0] * new + [0 if is_one(own) and not is_one(full) else stride for own, full, stride
                                in zip(self.shape, shape[new:], self.strides, strict=True)]
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
@@ -78,7 +78,7 @@ class Strided:
             for axis in reversed(other):
                 strides[axis] = stride
                 stride = simplified(stride * shape[axis])
-        if {a for a, d in enumerate(shape) if not is_equal_dim(d, 1)} - strides.keys():
+        if {a for a, d in enumerate(shape) if not is_one(d)} - strides.keys():
             return None
         return replace(self, shape=shape, strides=tuple(strides.get(a, 0) for a in range(len(shape))))
 
@@ -98,7 +98,7 @@ def _runs(source: Sequence[Dim], result: Sequence[Dim]) -> list[tuple[list[int],
 
     Nothing is said about axes from the first place on where extents cannot be compared.
     """
-    left, right = ([a for a, d in enumerate(shape) if not is_equal_dim(d, 1)] for shape in (source, result))
+    left, right = ([a for a, d in enumerate(shape) if not is_one(d)] for shape in (source, result))
     runs: list[tuple[list[int], list[int]]] = []
     while left and right:
         own, other = [left.pop(0)], [right.pop(0)]

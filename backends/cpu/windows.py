@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, is_equal_dim, is_less, product_of, simplified
+from ...dims import Dim, is_less, is_one, product_of, simplified
 from ...errors import UnsupportedOperatorError
 from ...ir import op_name
 from ...precision import Storage
@@ -133,7 +133,7 @@ def emit_max_pool(source: tvm.ir.Expr, target: tvm.ir.Expr, window: Window, stor
     """Emit a maximum pool on stored elements: uint8 compare as they are (the scale is positive), padding never wins."""
     raw = storage.qparams is not None
     dtype = "uint8" if raw else "float32"
-    lanes = 1 if is_equal_dim(window.channels, 1) else loops.vector_bytes if raw else loops.vector_bytes // 4
+    lanes = 1 if is_one(window.channels) else loops.vector_bytes if raw else loops.vector_bytes // 4
 
     def pool(row: Index, column: Index, valid: Index) -> None:
         slot = T.alloc_buffer((lanes,), dtype)

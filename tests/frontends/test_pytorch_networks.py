@@ -14,6 +14,8 @@ from narrowcast.ir import groups_of
 from narrowcast.operators import reference
 from narrowcast.passes import run_pipeline
 
+from .vision_networks import ConvNextBlock
+
 Same = Callable[..., ImportedModel]
 
 
@@ -67,19 +69,6 @@ class ShuffleBlock(nn.Module):
         batch, channels, height, width = y.shape
         shuffled = y.view(batch, 2, channels // 2, height, width).transpose(1, 2).contiguous()
         return shuffled.view(batch, -1, height, width)
-
-
-class ConvNextBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(4, 4, 7, padding=3, groups=4)
-        self.norm = nn.LayerNorm(4, eps=1e-6)
-        self.up, self.down = nn.Linear(4, 16), nn.Linear(16, 4)
-        self.scale = nn.Parameter(torch.full((4,), 0.1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        return x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
 
 
 class UNet(nn.Module):
