@@ -175,7 +175,7 @@ def scan(bodies: Bodies, node: OnnxNode, place: Place) -> list[Result]:
         return _batched_scan(bodies, node, place, body, count)
     inputs = [_given(node, v) for v in node.inputs]
     first = len(inputs) - count
-    if count < 1 or first < 0 or len(body.input) != len(inputs) or len(body.output) < first:
+    if len(body.input) != len(inputs) or len(body.output) < first:
         raise node.fault("the body has not as many inputs and outputs as the node", found=len(body.input),
                          expected=len(inputs))
     axes = _each(node, "scan_input_axes", count)

@@ -266,7 +266,7 @@ def grid_sample(node: OnnxNode) -> Results:
     if node.attribute("padding_mode", "zeros") not in ("zeros", "border", "reflection"):
         raise node.fault("padding_mode is unknown", found=node.attribute("padding_mode"))
     if node.rank(1) != rank or node.dims(1)[-1] != rank - 2:
-        raise node.fault("the grid does not name places of the input", found=(node.rank(1), str(node.dims(1)[-1:])),
+        raise node.fault("the grid does not fit the images", found=(node.rank(1), str(node.dims(1)[-1:])),
                          expected=f"{rank} dimensions, the last of {rank - 2}")
     node.require_equal(node.dims(0)[0], node.dims(1)[0], "input and grid differ in the batch")
     if method not in ("nearest", "bilinear", "bicubic") or rank != 4:

@@ -56,11 +56,9 @@ def interpolated(steps: Algebra, flat: Expr, places: Sequence[Expr], extents: Se
 
 
 def sample_grid(node: OnnxNode, mode: str) -> Results:
-    """GridSample of images with any number of axes, linear or nearest."""
+    """GridSample of images with any number of axes, linear or nearest, by a grid that fits them."""
     steps, shape, grid = Algebra(node, "places"), node.shape(0), node.shape(1)
     extents, rank = shape[2:], len(shape) - 2
-    if len(grid) != rank + 2 or grid[-1] != rank or grid[0] != shape[0]:
-        raise node.fault("the grid does not fit the images", found=grid, expected=f"{rank} coordinates")
     if mode not in ("linear", "bilinear", "nearest"):
         raise node.unsupported(f"with mode {mode} of {rank + 2} dimensions")
     count = math.prod(grid[1:-1])
