@@ -342,7 +342,7 @@ def _misfit(spec: TensorSpec, array: np.ndarray, what: str) -> ProgramError:
     )
 
 
-# Elements that programs take for wider ones; every float is taken for float32.
+# Elements that programs take for wider ones; every float is taken for float32 and float64.
 _WIDENED = {("int32", "int64"), ("int4", "int8"), ("int2", "int8"), ("uint4", "uint8"), ("uint2", "uint8")}
 
 
@@ -354,7 +354,7 @@ def _typed(value: Any, spec: TensorSpec) -> np.ndarray:
     array = np.asarray(value)
     exact = array.dtype == spec.dtype
     name = str(array.dtype)
-    if not exact and (name, spec.dtype) not in _WIDENED and not ("float" in name and spec.dtype == "float32"):
+    if not exact and (name, spec.dtype) not in _WIDENED and not ("float" in name and "float" in spec.dtype):
         raise ProgramError(
             f"input '{spec.name}' has the wrong element type", found=str(array.dtype), expected=spec.dtype
         )

@@ -99,7 +99,7 @@ class Evaluator:
         return runs[0] if len(runs) == 1 else _concatenated(runs)
 
     def samples_of(self, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
-        """The inputs by name, cut into samples of the shapes of ``main``'s parameters, floats as float32."""
+        """The inputs by name, cut into samples of the shapes of ``main``'s parameters, each of its type."""
         named = self._named(inputs)
         if not all(is_static(p) for p in self.params):
             yield named
@@ -206,7 +206,7 @@ class _Run:
             self.tuples[group.name] = value
             return
         own = as_stored(value)
-        stores = decision.stores if decision is not None and value.is_floating_point() else (own.storage,)
+        stores = decision.stores if decision is not None and own.storage == FLOAT32 else (own.storage,)
         self._enter(group.name, [Stored.of(own.data, s) if s != own.storage else own for s in stores])
 
     def _required(self, group: Group, index: int, precision: Precision) -> Precision | None:

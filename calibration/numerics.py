@@ -37,7 +37,8 @@ _EXACT_IN_FLOAT32 = 2**24
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it lies in memory: ``data`` is float32, bfloat16, uint8 or the tensor's own integer type."""
+    """A tensor as it lies in memory: ``data`` is float32, bfloat16, uint8 or the tensor's own type (integer, boolean,
+    float64)."""
 
     data: torch.Tensor
     storage: Storage
@@ -51,10 +52,10 @@ class Stored:
 
     @property
     def real(self) -> torch.Tensor:
-        """The values in float32 (integer tensors as they are)."""
+        """The values in float32 (tensors of other types as they are)."""
         if self.storage.qparams is not None:
             return dequantize(self.data, self.storage.qparams)
-        return self.data.float() if self.data.is_floating_point() else self.data
+        return self.data.float() if self.data.dtype in (torch.float16, torch.bfloat16) else self.data
 
 
 def quantize(real: torch.Tensor, qparams: QParams) -> torch.Tensor:
@@ -334,7 +335,7 @@ class _Anchor:
 
 
 def as_stored(values: torch.Tensor) -> Stored:
-    """A tensor of the user's: float32, or its own integer or boolean type."""
-    if values.is_floating_point():
+    """A tensor of the user's: float32, or its own integer or boolean type, or float64."""
+    if values.dtype in (torch.float16, torch.bfloat16):
         return Stored(values.float(), FLOAT32)
     return Stored(values, Storage(str(values.dtype).removeprefix("torch.")))

@@ -42,6 +42,7 @@ from .onnx_reading import (
 from .onnx_scope import UNKNOWN, Place, Result, Scope, Unknown
 from .onnx_symbolic import evaluate_symbolic
 from .onnx_types import result_types, type_name, type_problem
+from .onnx_widths import with_widths
 from .symbolic_array import SymbolicArray, materialized
 
 
@@ -56,7 +57,8 @@ def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np
         dimensions usually have.
     dims : extents that fix symbolic dimensions, by name (``bind_inputs`` has the rules); the others stay symbolic.
 
-    Floating point inputs, weights and results of other widths become float32. Results of operators whose inputs are
+    Floating point inputs, weights and results of other widths become float32; float64 inputs stay float64 through
+    operators that move, compare and add up elements (``onnx_widths``). Results of operators whose inputs are
     known are computed, never emitted. Op names are the layers' names in PyTorch where an exporter recorded them, else
     the nodes' names.
 
@@ -218,7 +220,7 @@ class _Importer:
         if key not in OPERATORS:
             return self._call(node, function_of(node, resolved), resolved)
         try:
-            result = OPERATORS[key](resolved)
+            result = OPERATORS[key](with_widths(resolved))
         except UnsupportedOperatorError:
             if not has_function(*key, place.opsets):
                 raise

@@ -90,6 +90,8 @@ def _selected(node: OnnxNode, condition: relax.Var, yes: Result, no: Result, why
         return yes
     a, b = (materialized(node.builder, f"{node.name}.extents", v) if isinstance(v, SymbolicArray) else node.constant(v)
             for v in (yes, no))
+    if {dtype_of(a), dtype_of(b)} == {"float32", "float64"}:
+        a, b = (v if dtype_of(v) == "float32" else node.emit(relax.op.astype(v, "float32"), "narrow") for v in (a, b))
     if dtype_of(a) != dtype_of(b) or not equal_dims(dims_of(a), dims_of(b)):
         raise _differ(node, why, f"{dtype_of(a)} {shape_text(dims_of(a))} and {dtype_of(b)} {shape_text(dims_of(b))}")
     return node.emit(relax.op.where(condition, a, b))

@@ -184,10 +184,11 @@ def _dtype(value: onnx.ValueInfoProto, array: np.ndarray | None) -> str:
         declared = helper.tensor_dtype_to_np_dtype(kind.elem_type)
     except (KeyError, TypeError) as error:
         raise ImportModelError("an input has no element type", layer=value.name, found=kind.elem_type) from error
-    dtype = normal_dtype(declared)
+    dtype = "float64" if str(declared) == "float64" else normal_dtype(declared)
     if dtype is None:
         raise UnsupportedOperatorError(f"an input with elements of type {declared} is not supported", layer=value.name)
-    if array is not None and array.dtype != declared and str(array.dtype) != dtype:
+    taken = (dtype, "float32") if dtype == "float64" else (dtype,)
+    if array is not None and array.dtype != declared and str(array.dtype) not in taken:
         raise ImportModelError("an example input has another element type", layer=value.name, found=array.dtype,
                                expected=declared)
     return dtype

@@ -25,7 +25,7 @@ class VerifyNormalForm:
     Requires: one Relax function ``main``, whose body is one dataflow block; every binding is an operator's call on
     variables, constants, shapes and numbers (no nested calls), or an item of a tuple; binding and parameter names are
     unique; every dim is a number or an expression over symbols, which are dims of inputs; floating point tensors are
-    float32; no operator is one of training; the result is a tensor variable or a tuple of them.
+    float32, or float64, which takes no part in precision decisions; no operator is one of training; the result is a tensor variable or a tuple of them.
     Ensures: the same.
     """
 
@@ -110,5 +110,5 @@ def _type_problems(name: str, ty: Expr, symbols: set[str]) -> Iterator[Verificat
         if undefined:
             yield VerificationError("a symbolic dim is not the dim of an input", layer=name, found=", ".join(undefined),
                                     expected=", ".join(sorted(symbols)) or "no symbols")
-    if "float" in str(ty.dtype) and str(ty.dtype) != "float32":
-        yield VerificationError("floating point tensors have to be float32", layer=name, found=str(ty.dtype))
+    if "float" in str(ty.dtype) and str(ty.dtype) not in ("float32", "float64"):
+        yield VerificationError("floating point tensors have to be float32 or float64", layer=name, found=str(ty.dtype))

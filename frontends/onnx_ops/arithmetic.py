@@ -31,7 +31,7 @@ def _choice(node: OnnxNode, condition: Expr, yes: Expr, no: Expr, part: str | No
 def divide(node: OnnxNode) -> Results:
     """Integers are divided towards zero."""
     a, b = _operands(node)
-    if dtype_of(a) == "float32":
+    if dtype_of(a) in ("float32", "float64"):
         return node.emit(relax.op.divide(a, b))
     if node.is_known(1) and not node.known(1, "a divisor").all():
         raise node.fault("an integer is divided by 0")

@@ -1,8 +1,8 @@
 """Conversions between element types.
 
-The normal form holds every float as float32 and integers of 2 or 4 bits in bytes. Casts to float16, bfloat16 and
-float64 are left out, so that a model in half precision is computed in full; casts to the 4- and 8-bit floats and to
-packed integers round as ONNX defines.
+The normal form holds floats as float32 (float64 inputs of the model apart, see ``onnx_widths``) and integers of 2 or 4
+bits in bytes. Casts to float16, bfloat16 and float64 are left out, so that a model in half precision is computed in
+full; casts to the 4- and 8-bit floats and to packed integers round as ONNX defines.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cast_like(node: OnnxNode) -> Results:
 def bit_cast(node: OnnxNode) -> Results:
     """Between types that the normal form has as they are; others lost their bits when the model was imported."""
     source, target = node.declared_dtype(0), str(helper.tensor_dtype_to_np_dtype(node.attribute("to", 0)))
-    if source != normal_dtype(source) or target != normal_dtype(target):
+    if source != node.dtype(0) or target not in (normal_dtype(target), "float64"):
         raise node.unsupported(f"from {source} to {target}")
     if source == target:
         return node.value(0)
@@ -80,7 +80,7 @@ def bit_cast(node: OnnxNode) -> Results:
 
 def convert(node: OnnxNode, value: Value, dtype: object) -> Value:
     """``value`` in elements of ``dtype`` (by NumPy's name) as they are in normal form; itself where nothing changes."""
-    name, wanted = str(dtype), normal_dtype(dtype)
+    name, wanted = str(dtype), node.normal(dtype)
     if wanted is None:
         raise node.unsupported(f"to elements of type {dtype}")
     x = node.constant(value)

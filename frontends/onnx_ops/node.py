@@ -47,8 +47,8 @@ def operator(*names: str, domain: str = "") -> Callable[[Translation], Translati
 
 
 def normal_dtype(dtype: object) -> str | None:
-    """The element type that values of ``dtype`` have in normal form: float32 for every float, a byte for integers of
-    2 or 4 bits; None if there is none."""
+    """The element type that values of ``dtype`` have in normal form: float32 for every float (but see ``onnx_widths``),
+    a byte for integers of 2 or 4 bits; None if there is none."""
     text = str(dtype)
     return "float32" if text in _FLOATS else text if text in _OTHERS else _PACKED.get(text)
 
@@ -73,6 +73,7 @@ class OnnxNode:
     builder : where the bindings go.
     requirements : where relations between extents go that the operator takes for granted and nothing proves.
     declared : the element types that the model declares for the inputs, None where unknown (``onnx_types``).
+    wide : whether the floats it reads are float64, and stay so.
     """
 
     op: str
@@ -86,6 +87,7 @@ class OnnxNode:
     builder: GraphBuilder
     requirements: list[Requirement] = field(default_factory=list)
     declared: tuple[str | None, ...] = ()
+    wide: bool = False
 
     def fault(self, problem: str, **details: object) -> ImportModelError:
         """The error for a node that contradicts the operator's definition."""
@@ -173,7 +175,11 @@ class OnnxNode:
         value = self._given(index)
         if isinstance(value, TensorSequence):
             raise self.fault(f"input {index} is a sequence of tensors")
-        return dtype_of(value) if isinstance(value, relax.Var) else normal_dtype(value.dtype) or str(value.dtype)
+        return dtype_of(value) if isinstance(value, relax.Var) else self.normal(value.dtype) or str(value.dtype)
+
+    def normal(self, dtype: object) -> str | None:
+        """The element type that values of ``dtype`` get here: that of normal form, or float64 where the node is wide."""
+        return "float64" if self.wide and str(dtype) == "float64" else normal_dtype(dtype)
 
     def declared_dtype(self, index: int) -> str:
         """The element type that the model declares for input ``index``, or where it is unknown that in normal form."""
@@ -191,7 +197,7 @@ class OnnxNode:
         if isinstance(value, relax.Var):
             return value
         array = np.asarray(value)
-        wanted = dtype or normal_dtype(array.dtype)
+        wanted = dtype or self.normal(array.dtype)
         if wanted is None:
             raise self.unsupported(f"on elements of type {array.dtype}")
         return constant(array.astype(wanted))

@@ -65,7 +65,7 @@ BAD: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     "name used twice": (lambda: renamed("first"), "first: the name is not unique"),
     "name of an input": (lambda: renamed("x"), "x: the name is not unique"),
     "empty name": (lambda: renamed(""), "a name is empty"),
-    "float64 input": (lambda: module([v := var("x", dtype="float64")], lambda b: [b.emit(relax.op.exp(v), "e")]),
+    "float16 input": (lambda: module([v := var("x", dtype="float16")], lambda b: [b.emit(relax.op.exp(v), "e")]),
                       "have to be float32"),
     "float16 inside": (lambda: module([x], lambda b: [b.emit(relax.op.astype(x, "float16"), "half")]),
                        "half: floating point tensors have to be float32"),
@@ -76,8 +76,8 @@ BAD: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
         x, b.emit(constant(np.ones(3, np.float32)), "c")), "sum")]), "c: a binding has to be"),
     "training operator": (lambda: module([x], lambda b: [b.emit(relax.TupleGetItem(
         b.emit(relax.op.nn.dropout(x), "drop"), 0), "y")]), "drop: the call is not of an operator"),
-    "float64 constant": (lambda: module([v := var("x", dtype="int64")], lambda b: [b.emit(relax.op.take(
-        constant(np.ones(4)), v, axis=0), "take")]), "take: floating point tensors have to be float32"),
+    "float16 constant": (lambda: module([v := var("x", dtype="int64")], lambda b: [b.emit(relax.op.take(
+        constant(np.ones(4, np.float16)), v, axis=0), "take")]), "take: floating point tensors have to be float32"),
     "output is a tuple value": (lambda: module([x], lambda b: [b.emit(relax.op.split(x, 3, axis=1), "split")]),
                                 "not a tensor variable"),
 }
@@ -92,7 +92,7 @@ def test_what_breaks_the_normal_form_is_named(name: str) -> None:
 
 def test_all_problems_are_reported_together() -> None:
     mod = module([x], lambda b: [b.emit(relax.op.astype(x, "float16"), "a"),
-                                 b.emit(relax.op.astype(x, "float64"), "b")])
+                                 b.emit(relax.op.astype(x, "bfloat16"), "b")])
     with pytest.raises(VerificationError, match=r"(?s)a: .*b: ") as caught:
         VerifyNormalForm()(mod)
     assert len(caught.value.problems) == 2
