@@ -88,7 +88,8 @@ def _units(found: Stored, wanted: Stored, tolerance: torch.Tensor) -> float:
     difference = (found.data.double() - wanted.data.double()).abs()
     if found.storage.dtype == "bfloat16":
         tolerance = tolerance + _BFLOAT16_EPSILON * wanted.data.double().abs()
-    units = torch.where(difference == 0, torch.zeros_like(difference), difference / tolerance)
+    same = (found.data == wanted.data) | (found.data.isnan() & wanted.data.isnan())
+    units = torch.where(same, torch.zeros_like(difference), difference / tolerance)
     return float(torch.nan_to_num(units, nan=float("inf")).max())
 
 
@@ -201,7 +202,8 @@ def _conditioning(program: GroupProgram, inputs: Sequence[Stored], value: torch.
             shifted.append(real)
         for result, reference in zip(_evaluated(program, shifted, bindings), exact, strict=True):
             if result.shape == value.shape and result.is_floating_point():
-                moved = torch.maximum(moved, (result - reference).abs())
+                # Nothing where the edge of a domain is passed, or an infinity moves.
+                moved = torch.maximum(moved, torch.nan_to_num((result - reference).abs(), nan=0.0, posinf=0.0))
     if moved.dim():
         moved = moved.amax(dim=-1, keepdim=True).expand(moved.shape)
     return 2 * moved + _FUNCTION_ULPS * _EPSILON * value.double().abs() + float(np.finfo(np.float32).tiny)

@@ -12,6 +12,7 @@ from ...errors import UnsupportedOperatorError
 from ...ir import Constant, constant_value, op_name
 from ...operators.quantization import Grid
 from . import vector_math as vm
+from . import vector_math_inverse as inverse
 from .vector_math import Vector, splat
 
 Emitter = Callable[[relax.Call, Sequence[Vector]], Vector]
@@ -168,8 +169,17 @@ EMITTERS: dict[str, Emitter] = {
     "relax.log": _unary(vm.log),
     "relax.sin": _unary(vm.sin),
     "relax.cos": _unary(vm.cos),
-    "relax.erf": _unary(vm.erf),
+    "relax.tan": _unary(vm.tan),
+    "relax.asin": _unary(inverse.asin),
+    "relax.acos": _unary(inverse.acos),
+    "relax.atan": _unary(inverse.atan),
+    "relax.sinh": _unary(vm.sinh),
+    "relax.cosh": _unary(vm.cosh),
     "relax.tanh": _unary(vm.tanh),
+    "relax.asinh": _unary(inverse.asinh),
+    "relax.acosh": _unary(inverse.acosh),
+    "relax.atanh": _unary(inverse.atanh),
+    "relax.erf": _unary(vm.erf),
     "relax.sigmoid": _unary(vm.sigmoid),
     "relax.clip": _clip,
     "relax.where": _where,

@@ -5,17 +5,20 @@ values, so it must be called inside an active ``tvm.script.ir_builder``. Method:
 (Software Manual for the Elementary Functions, 1980), then polynomials fitted by least squares on Chebyshev nodes and
 rounded to float32. Largest errors over the whole range, against float64 (``tests/backends/cpu/test_vector_math.py``):
 
-========= =======================================================================
-exp       2 ulp (results below the smallest normal number: 1e-45 absolute)
-log       2 ulp
-tanh      3 ulp
-sigmoid   3 ulp (results below the smallest normal number may be 0)
-erf       2e-7 absolute, 4 ulp below 0.6
-sin, cos  1.5e-7 absolute for |x| <= 1e6
-softplus  4 ulp
-========= =======================================================================
+=========== =======================================================================
+exp         2 ulp (results below the smallest normal number: 1e-45 absolute)
+log         2 ulp
+tanh        3 ulp
+sinh, cosh  3 ulp
+sigmoid     3 ulp (results below the smallest normal number may be 0)
+erf         2e-7 absolute, 4 ulp below 0.6
+sin, cos    2 ulp for |x| <= 1e12
+tan         3 ulp for |x| <= 1e12
+softplus    4 ulp
+=========== =======================================================================
 
-NaN gives NaN; infinities and zeros give the limits.
+NaN gives NaN; infinities and zeros give the limits, and odd functions keep the sign of zero. The inverse functions are
+in ``vector_math_inverse.py``.
 """
 
 from __future__ import annotations
@@ -39,12 +42,17 @@ _LOG = (0.3333331048488617, -0.25, 0.2000219225883484, -0.16668492555618286, 0.1
         -0.12396730482578278, 0.11887883394956589, -0.11726712435483932, 0.06807146221399307)
 _TANH = (-0.3333328068256378, 0.13331428170204163, -0.053738780319690704, 0.020636437460780144,
          -0.005702275317162275)
+_SINH = (0.1666666716337204, 0.008333316072821617, 0.00019841419998556376, 2.7915382361243246e-06)
 _ERF_SMALL = (1.128379225730896, -0.3761262893676758, 0.11283554136753082, -0.026845235377550125,
               0.005139962304383516, -0.0006964133935980499)
 # -log(erfc(x)) / x on 0…4
 _ERFC = (1.128380298614502, 0.6365963816642761, 0.10292641818523407, -0.01959955506026745, 0.0005554236122407019,
          0.0010207676089888019, -0.00030514056561514735, 3.098953311564401e-05)
 _SIN = (-0.1666666716337204, 0.008333329111337662, -0.00019839305605273694, 2.7180544748262037e-06)
+_TAN = (0.3333335220813751, 0.1333259642124176, 0.054066382348537445, 0.021252548322081566, 0.010905751027166843,
+        7.436026862706058e-06, 0.004414241295307875)
+# pi / 2 as a sum of two float64, the first one rounded
+_HALF_PI, _HALF_PI_LOW = math.pi / 2.0, 6.123233995736766e-17
 _COS = (0.0416666679084301, -0.0013888883404433727, 2.479947761457879e-05, -2.720705083447683e-07)
 
 
@@ -141,9 +149,13 @@ def _power_of_two(n: Vector) -> Vector:
 
 def exp(x: Vector) -> Vector:
     """e to the power of x."""
-    lanes = lanes_of(x)
     mantissa, exponent = _exp_parts(bound(smaller(larger(x, -104.0), 89.0)))
-    half = bound(T.shift_right(exponent, splat(1, lanes, "int32")))
+    return _scaled(mantissa, exponent)
+
+
+def _scaled(mantissa: Vector, exponent: Vector) -> Vector:
+    """``mantissa * 2 ** exponent`` for exponents in -252…254, by two factors."""
+    half = bound(T.shift_right(exponent, splat(1, lanes_of(exponent), "int32")))
     return mantissa * _power_of_two(half) * _power_of_two(exponent - half)
 
 
@@ -198,10 +210,33 @@ def tanh(x: Vector) -> Vector:
     x = bound(x)
     magnitude = bound(intrinsic("llvm.fabs", x))
     square = bound(x * x)
-    small = fma(x * square, polynomial(square, _TANH), x)
+    small = fma(magnitude * square, polynomial(square, _TANH), magnitude)
     one, two = splat(1.0, lanes), splat(2.0, lanes)
     large = one - two / (_exp_normal(bound(smaller(magnitude, 10.0)) * two) + one)
-    return T.Select(magnitude < splat(0.625, lanes), small, intrinsic("llvm.copysign", large, x))
+    return intrinsic("llvm.copysign", T.Select(magnitude < splat(0.625, lanes), small, large), x)
+
+
+def _half_exp_of_magnitude(x: Vector) -> Vector:
+    """``exp(|x|) / 2``, infinite only where that is."""
+    lanes = lanes_of(x)
+    mantissa, exponent = _exp_parts(bound(smaller(bound(intrinsic("llvm.fabs", x)), 90.0)))
+    return bound(_scaled(mantissa, bound(exponent - splat(1, lanes, "int32"))))
+
+
+def sinh(x: Vector) -> Vector:
+    """The hyperbolic sine: a polynomial near 0, else the difference of two exponentials."""
+    lanes = lanes_of(x)
+    x = bound(x)
+    square, half = bound(x * x), _half_exp_of_magnitude(x)
+    small = fma(x * square, polynomial(square, _SINH), x)
+    large = intrinsic("llvm.copysign", half - splat(0.25, lanes) / half, x)
+    return T.Select(intrinsic("llvm.fabs", x) < splat(1.0, lanes), small, large)
+
+
+def cosh(x: Vector) -> Vector:
+    """The hyperbolic cosine."""
+    half = _half_exp_of_magnitude(bound(x))
+    return half + splat(0.25, lanes_of(x)) / half
 
 
 def erf(x: Vector) -> Vector:
@@ -232,33 +267,59 @@ def softplus(x: Vector) -> Vector:
     return larger(x, 0.0) + _log_of_sum(f, T.Select(upper, one, zero))
 
 
-def _sine(x: Vector, quarter: int) -> Vector:
-    """``sin(x + quarter * pi / 2)``; the range is reduced in float64."""
+def _reduced(x: Vector) -> tuple[Vector, Vector]:
+    """``(r, n)`` with ``|x| = r + n * pi / 2`` and ``|r| <= pi / 4``, ``n`` an int32 modulo 4; by float64."""
     lanes = lanes_of(x)
     wide = vector_type("float64", lanes)
-    x = bound(T.Cast(wide, x))
-    turns = bound(intrinsic("llvm.roundeven", x * splat(2.0 / math.pi, lanes, "float64")))
-    r = intrinsic("llvm.fma", turns, splat(-math.pi / 2.0, lanes, "float64"), x)
-    r = bound(T.Cast(vector_type("float32", lanes), r))
+    magnitude = bound(T.Cast(wide, intrinsic("llvm.fabs", x)))
+    turns = bound(intrinsic("llvm.roundeven", magnitude * splat(1.0 / _HALF_PI, lanes, "float64")))
+    r = bound(intrinsic("llvm.fma", turns, splat(-_HALF_PI, lanes, "float64"), magnitude))
+    r = intrinsic("llvm.fma", turns, splat(-_HALF_PI_LOW, lanes, "float64"), r)
     low_bits = T.reinterpret(vector_type("int64", lanes), turns + splat(2.0 ** 52 * 1.5, lanes, "float64"))
-    quadrant = bound(T.Cast(vector_type("int32", lanes), T.bitwise_and(low_bits, splat(3, lanes, "int64")))
-                      + splat(quarter, lanes, "int32"))
+    quadrant = T.Cast(vector_type("int32", lanes), T.bitwise_and(low_bits, splat(3, lanes, "int64")))
+    return bound(T.Cast(vector_type("float32", lanes), r)), bound(quadrant)
+
+
+def _is_odd(n: Vector) -> Vector:
+    one = splat(1, lanes_of(n), "int32")
+    return T.bitwise_and(n, one) == one
+
+
+def _sign_bit(x: Vector) -> Vector:
+    return T.bitwise_and(_bits(x), splat(-2 ** 31, lanes_of(x), "int32"))
+
+
+def _sine(x: Vector, quarter: int) -> Vector:
+    """``sin(|x| + quarter * pi / 2)``."""
+    lanes = lanes_of(x)
+    r, quadrant = _reduced(x)
+    quadrant = bound(quadrant + splat(quarter, lanes, "int32"))
     square = bound(r * r)
     sine = fma(r * square, polynomial(square, _SIN), r)
     cosine = fma(square * square, polynomial(square, _COS), fma(square, splat(-0.5, lanes), splat(1.0, lanes)))
-    odd = T.bitwise_and(quadrant, splat(1, lanes, "int32")) == splat(1, lanes, "int32")
     sign = T.shift_left(T.bitwise_and(quadrant, splat(2, lanes, "int32")), splat(30, lanes, "int32"))
-    return _from_bits(T.bitwise_xor(_bits(T.Select(odd, cosine, sine)), sign))
+    return _from_bits(T.bitwise_xor(_bits(T.Select(_is_odd(quadrant), cosine, sine)), sign))
 
 
 def sin(x: Vector) -> Vector:
     """The sine of x in radians."""
-    return _sine(x, 0)
+    x = bound(x)
+    return _from_bits(T.bitwise_xor(_bits(_sine(x, 0)), _sign_bit(x)))
 
 
 def cos(x: Vector) -> Vector:
     """The cosine of x in radians."""
-    return _sine(x, 1)
+    return _sine(bound(x), 1)
+
+
+def tan(x: Vector) -> Vector:
+    """The tangent of x in radians."""
+    x = bound(x)
+    r, quadrant = _reduced(x)
+    square = bound(r * r)
+    tangent = bound(fma(r * square, polynomial(square, _TAN), r))
+    tangent = T.Select(_is_odd(quadrant), splat(-1.0, lanes_of(x)) / tangent, tangent)
+    return _from_bits(T.bitwise_xor(_bits(tangent), _sign_bit(x)))
 
 
 def gelu(x: Vector) -> Vector:

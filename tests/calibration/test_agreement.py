@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from tvm import relax
 
 from narrowcast.calibration.agreement import group_agreement
 from narrowcast.calibration.evaluator import Evaluator
 from narrowcast.calibration.numerics import GroupProgram, Stored, round_to
-from narrowcast.ir import dtype_of, shape_of
+from narrowcast.ir import GraphBuilder, Group, dtype_of, shape_of
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
 U8 = Storage("uint8", QParams.from_range(-4.0, 4.0))
@@ -80,6 +81,33 @@ def test_rounding_differently_agrees_and_mistakes_do_not(
         if program.group.kind == "opaque" and what == "two steps":
             continue
         assert not group_agreement(program.group, precision, inputs, [wrong]).ok, what
+
+
+FUNCTIONS = {
+    "asin": (relax.op.asin, torch.asin, 2.0), "acos": (relax.op.acos, torch.acos, -1.0),
+    "acosh": (relax.op.acosh, torch.acosh, 0.0), "atanh": (relax.op.atanh, torch.atanh, 1.0),
+    "log": (relax.op.log, torch.log, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_edges_of_domains_infinities_and_nan_are_judged(name: str) -> None:
+    make, reference, edge = FUNCTIONS[name]
+    param = relax.Var("x", relax.TensorType((1, 6), "float32"))
+    builder = GraphBuilder([param])
+    function = builder.finish([builder.emit(make(param), "layer")], attrs={"Primitive": True, "group": "elementwise"})
+    program = GroupProgram(Group(name="layer", kind="elementwise", function=function, inputs=("x",)))
+    x = torch.tensor([[1.0, edge, float("nan"), float("inf"), 0.25, 3.0]])
+    inputs = [Stored.of(x, FLOAT32)]
+    right = reference(x.double()).float()
+    assert right.isnan().any() and right.isfinite().any()
+    found = group_agreement(program, Precision.FP32, inputs, [Stored.of(right, FLOAT32)])
+    assert found.ok, found.detail
+    for column in range(6):
+        wrong = right.clone()
+        wrong[0, column] = 7.0 if right[0, column].isnan() else float("nan")
+        assert not group_agreement(program, Precision.FP32, inputs, [Stored.of(wrong, FLOAT32)]).ok, column
+    assert not group_agreement(program, Precision.FP32, inputs, [Stored.of(right + 1e-2, FLOAT32)]).ok
 
 
 def test_movement_must_be_exact(convolutional: tvm.IRModule) -> None:

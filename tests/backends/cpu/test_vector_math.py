@@ -14,6 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from narrowcast.backends.cpu import vector_math as vm
+from narrowcast.backends.cpu import vector_math_inverse as inverse
 from narrowcast.backends.cpu.build import compile_functions
 from narrowcast.backends.target import Target
 
@@ -24,6 +25,8 @@ FUNCTIONS: dict[str, Callable[[vm.Vector], vm.Vector]] = {
     "softplus": vm.softplus, "gelu": vm.gelu, "gelu_tanh": vm.gelu_tanh, "silu": vm.silu, "sqrt": vm.sqrt,
     "cube": lambda x: vm.power(x, 3.0), "root": lambda x: vm.power(x, -0.5), "general": lambda x: vm.power(x, 1.7),
     "self": lambda x: vm.power_of(x, x),
+    "tan": vm.tan, "sinh": vm.sinh, "cosh": vm.cosh, "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan,
+    "asinh": inverse.asinh, "acosh": inverse.acosh, "atanh": inverse.atanh,
 }
 COUNT = 4096
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.0,
@@ -76,6 +79,17 @@ def ulps(actual: np.ndarray, expected: np.ndarray) -> float:
     ("softplus", lambda x: np.logaddexp(0.0, x), -80, 20, 4),
     ("silu", lambda x: x * special.expit(x), -80, 80, 4),
     ("sqrt", np.sqrt, 0, 1e6, 0.5),
+    *((name, reference, -high, high, bound) for name, reference, bound in (("sin", np.sin, 2), ("cos", np.cos, 2),
+                                                                          ("tan", np.tan, 3))
+      for high in (1e-3, 2, 30, 1e6, 1e12)),
+    ("sinh", np.sinh, -2, 2, 3), ("sinh", np.sinh, -89.4, 89.4, 3), ("cosh", np.cosh, -2, 2, 3),
+    ("cosh", np.cosh, -89.4, 89.4, 3),
+    ("asin", np.arcsin, -1, 1, 2), ("asin", np.arcsin, -1e-3, 1e-3, 2), ("acos", np.arccos, -1, 1, 2),
+    ("acos", np.arccos, 0.999, 1, 2), ("acos", np.arccos, -1e-3, 1e-3, 2),
+    ("atan", np.arctan, -4, 4, 2), ("atan", np.arctan, -1e6, 1e6, 2), ("atan", np.arctan, -1e-3, 1e-3, 2),
+    ("asinh", np.arcsinh, -4, 4, 3), ("asinh", np.arcsinh, -1e30, 1e30, 3), ("asinh", np.arcsinh, -1e-3, 1e-3, 3),
+    ("acosh", np.arccosh, 1, 4, 2), ("acosh", np.arccosh, 1, 1e30, 2), ("acosh", np.arccosh, 1, 1.001, 2),
+    ("atanh", np.arctanh, -0.9999, 0.9999, 2), ("atanh", np.arctanh, -1e-3, 1e-3, 2),
     ("cube", lambda x: x ** 3, -50, 50, 2), ("root", lambda x: x ** -0.5, 1e-3, 1e3, 2),
 ])
 def test_relative_error(lanes: int, name: str, reference: Callable[[np.ndarray], np.ndarray], low: float, high: float,
@@ -87,8 +101,6 @@ def test_relative_error(lanes: int, name: str, reference: Callable[[np.ndarray],
 @pytest.mark.parametrize("lanes", WIDTHS)
 @pytest.mark.parametrize(("name", "reference", "low", "high", "bound"), [
     ("erf", special.erf, -6, 6, 2e-7),
-    ("sin", np.sin, -30, 30, 1.5e-7), ("cos", np.cos, -30, 30, 1.5e-7),
-    ("sin", np.sin, -1e6, 1e6, 1.5e-7), ("cos", np.cos, -1e6, 1e6, 1.5e-7),
     # |x| / 2 times the error of erf or tanh, plus roundings of the result
     ("gelu", lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))), -8, 8, 8 * 2.5e-7),
     ("gelu_tanh", lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3))), -8, 8, 8 * 2.5e-7),
@@ -105,7 +117,9 @@ def test_absolute_error(lanes: int, name: str, reference: Callable[[np.ndarray],
 @pytest.mark.parametrize("lanes", WIDTHS)
 @pytest.mark.parametrize(("name", "reference"), [
     ("exp", np.exp), ("log", np.log), ("tanh", np.tanh), ("sigmoid", special.expit), ("erf", special.erf),
-    ("softplus", lambda x: np.logaddexp(0.0, x)), ("sqrt", np.sqrt),
+    ("softplus", lambda x: np.logaddexp(0.0, x)), ("sqrt", np.sqrt), ("sinh", np.sinh), ("cosh", np.cosh),
+    ("asin", np.arcsin), ("acos", np.arccos), ("atan", np.arctan), ("asinh", np.arcsinh), ("acosh", np.arccosh),
+    ("atanh", np.arctanh),
 ])
 def test_limits(lanes: int, name: str, reference: Callable[[np.ndarray], np.ndarray]) -> None:
     """NaN, infinities, zeros, subnormal and huge numbers."""
@@ -114,6 +128,19 @@ def test_limits(lanes: int, name: str, reference: Callable[[np.ndarray], np.ndar
     actual = evaluate(name, SPECIAL, lanes)
     # results below the smallest normal number may be off by as much
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1.2e-38)
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+@pytest.mark.parametrize("name", ["sin", "tan", "sinh", "tanh", "asin", "atan", "asinh", "atanh", "erf"])
+def test_odd_functions_keep_the_sign_of_zero(lanes: int, name: str) -> None:
+    actual = evaluate(name, np.array([0.0, -0.0, 1e-40, -1e-40], np.float32), lanes)
+    assert list(np.signbit(actual)) == [False, True, False, True] and not actual[:2].any()
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_circular_functions_of_infinity_are_undefined(lanes: int, name: str) -> None:
+    assert np.isnan(evaluate(name, np.array([np.inf, -np.inf, np.nan], np.float32), lanes)).all()
 
 
 def test_power_of_tensors_follows_the_sign_rules() -> None:
@@ -127,5 +154,6 @@ def test_power_of_tensors_follows_the_sign_rules() -> None:
 def test_no_calls_of_a_mathematics_library(lanes: int) -> None:
     assembly = _module(lanes).inspect_source("asm")
     called = set(re.findall(r"call\w*\s+\*?(\w+)", assembly))
-    assert not called & {"expf", "exp2f", "logf", "tanhf", "erff", "sinf", "cosf", "powf", "fmaf", "roundevenf"}
+    assert not called & {"expf", "exp2f", "logf", "tanhf", "erff", "sinf", "cosf", "powf", "fmaf", "roundevenf",
+                         "tanf", "sinhf", "coshf", "asinf", "acosf", "atanf", "asinhf", "acoshf", "atanhf"}
     assert ("zmm" if lanes == 16 else "ymm") in assembly
