@@ -1,7 +1,6 @@
-"""Whole networks at batch 1: narrowcast next to ONNX Runtime and OpenVINO, in turn in one process (``make bench``).
+"""Whole networks: narrowcast next to ONNX Runtime, OpenVINO and torch.compile, in turn in one process (``make bench``).
 
-ResNet-50, MobileNetV2 and the encoder have seeded random weights, and random inputs calibrate everybody: this measures
-time, never accuracy.
+``network_list`` says which networks, and on what.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,53 +22,20 @@ from rich.table import Table
 from torch import nn
 
 import narrowcast as nc
-from narrowcast.models import bert, efficientnet_lite, mobilenet, resnet
 from narrowcast.timing import Spread, interleave
 
+from .network_list import NETWORKS, PRECISIONS, Network
 from .peers import PEERS, Arrays, build_peers
 
-PRECISIONS = ("fp32", "bf16", "int8")
-RIVALS = {
-    "fp32": ("onnxruntime fp32", "openvino fp32"),
-    "bf16": ("openvino bf16",),
-    "int8": ("onnxruntime int8", "openvino int8"),
-}
+RIVALS = {precision: tuple(p for p in PEERS if p.endswith(precision)) for precision in PRECISIONS}
 """The peers that narrowcast is compared with at each precision."""
 CALIBRATION = 8
-TOKENS = 128
 _MODULES = {"apache-tvm": "tvm"}
 PACKAGES = ("apache-tvm", "torch", "onnxruntime", "openvino", "nncf")
 
 
-@dataclass(frozen=True)
-class Network:
-    """A network, a function that draws inputs for one call, and whether NNCF should take it for a transformer."""
-
-    build: Callable[[], nn.Module]
-    draw: Callable[[np.random.Generator], Arrays]
-    transformer: bool = False
-
-
-def draw_image(generator: np.random.Generator) -> Arrays:
-    """One normal random image, float32 [1, 3, 224, 224]."""
-    return (generator.standard_normal((1, 3, 224, 224), dtype=np.float32),)
-
-
-def draw_tokens(generator: np.random.Generator) -> Arrays:
-    """Random token ids and a full mask, int64 [1, 128]."""
-    return generator.integers(0, 30522, (1, TOKENS)), np.ones((1, TOKENS), np.int64)
-
-
-NETWORKS = {
-    "resnet50": Network(resnet.build, draw_image),
-    "mobilenetv2": Network(mobilenet.build, draw_image),
-    "efficientnet-lite0": Network(efficientnet_lite.load_model, draw_image),
-    "minilm": Network(bert.build, draw_tokens, transformer=True),
-}
-
-
 def build_programs(
-    model: nn.Module, inputs: Arrays, calibration: Sequence[Arrays], precisions: Sequence[str], threads: int
+    model: nn.Module | Path, inputs: Arrays, calibration: Sequence[Arrays], precisions: Sequence[str], threads: int
 ) -> dict[str, Callable[..., Any]]:
     """narrowcast's programs, each forced to one precision wherever the CPU has it."""
     return {
@@ -83,22 +49,26 @@ def build_programs(
 
 def measure(
     network: Network, precisions: Sequence[str], threads: int, rounds: int, *, with_peers: bool = True
-) -> dict[str, Spread]:
-    """Seconds per call of narrowcast's programs and, where wanted, of their rivals at these precisions."""
+) -> dict[str, dict[str, Spread]]:
+    """By what it is called with: seconds per call of narrowcast's programs and, where wanted, of their rivals."""
     generator = np.random.default_rng(0)
-    calibration = [network.draw(generator) for _ in range(CALIBRATION)]
-    inputs = calibration[0]
+    draws = list(network.draws.values())
+    calibration = [draws[0](generator) for _ in range(CALIBRATION)]
     model = network.build()
-    calls: dict[str, Callable[..., Any]] = dict(build_programs(model, inputs, calibration, precisions, threads))
+    precisions = [p for p in precisions if p in network.precisions]
+    calls: dict[str, Callable[..., Any]] = dict(build_programs(model, calibration[0], calibration, precisions, threads))
     if with_peers:
         rivals = {name for precision in precisions for name in RIVALS[precision]}
-        peers = build_peers(
-            model, inputs, calibration, threads, transformer=network.transformer,
+        calls |= build_peers(
+            model, calibration[0], calibration, threads, transformer=network.transformer,
             wanted=[name for name in PEERS if name in rivals],
         )
-        calls |= peers
-    bound = {name: lambda call=call: call(*inputs) for name, call in calls.items()}
-    return interleave(bound, rounds=rounds, warmup=5)
+    results = {}
+    for name, draw in network.draws.items():
+        inputs = draw(generator)
+        bound = {who: lambda call=call, inputs=inputs: call(*inputs) for who, call in calls.items()}
+        results[name] = interleave(bound, rounds=rounds, warmup=5)
+    return results
 
 
 def ratios(times: dict[str, Spread]) -> dict[str, float]:
@@ -113,7 +83,7 @@ def ratios(times: dict[str, Spread]) -> dict[str, float]:
 
 def table(results: dict[str, dict[str, Spread]]) -> Table:
     """Median milliseconds with the 10th and 90th percentile, and the ratios."""
-    result = Table(title="batch 1, median ms (10 … 90 %); ratio: narrowcast / peer, below 1 is faster")
+    result = Table(title="median ms (10 … 90 %); ratio: narrowcast / peer, below 1 is faster")
     for column in ("network", "who", "median", "10 … 90 %", "ratio"):
         result.add_column(column, justify="left" if column in ("network", "who") else "right")
     for network, times in results.items():
@@ -161,15 +131,16 @@ def _cpu_name() -> str:
 def main(
     names: Sequence[str], precisions: Sequence[str], rounds: int, threads: int, with_peers: bool, output: Path
 ) -> None:
-    """Measure whole networks at batch 1; print a table and write JSON."""
+    """Measure whole networks; print a table and write JSON."""
     console = Console()
     results: dict[str, dict[str, Spread]] = {}
     for name in names:
         with console.status(f"measuring {name}"):
-            results[name] = measure(NETWORKS[name], precisions, threads, rounds, with_peers=with_peers)
+            measured = measure(NETWORKS[name], precisions, threads, rounds, with_peers=with_peers)
+        results |= {name + on: times for on, times in measured.items()}
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(report(results, threads), indent=1) + "\n")
     console.print(table(results))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report(results, threads), indent=1) + "\n")
     console.print(f"written to {output}", highlight=False)
 
 

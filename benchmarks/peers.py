@@ -1,13 +1,15 @@
-"""ONNX Runtime and OpenVINO, set up as their users would for the least latency at batch 1.
+"""ONNX Runtime, OpenVINO and torch.compile, set up as their users would for the least latency.
 
 Every function returns a callable that takes the model's inputs as NumPy arrays, in order, and returns the outputs as a
-list. All start from the same ONNX export of the PyTorch module and use the number of threads they are told.
+list. All start from the same PyTorch module, or its ONNX export, and use the number of threads they are told.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,8 @@ from .quiet import need, quiet
 Peer = Callable[..., list[np.ndarray]]
 
 PEERS = (
-    "onnxruntime fp32", "onnxruntime int8", "openvino fp32", "openvino bf16", "openvino int8",
+    "onnxruntime fp32", "onnxruntime int8", "openvino fp32", "openvino bf16", "openvino int8", "torch fp32",
+    "torch bf16",
 )
 """The peers that ``build_peers`` can make."""
 
@@ -107,15 +110,33 @@ def openvino_int8(model: Any, calibration: Sequence[Arrays], threads: int, *, tr
     return openvino_at(quantized, "bf16" if "BF16" in supported else "f32", threads)
 
 
+def torch_at(model: nn.Module, dtype: torch.dtype, example_inputs: Arrays, threads: int) -> Peer:
+    """torch.compile (Inductor, weights frozen) on the module with its floats, and those of the inputs, in ``dtype``."""
+    from torch._inductor import config
+
+    torch.set_num_threads(threads)
+    with torch.no_grad(), config.patch(freezing=True), quiet():
+        compiled = torch.compile(copy.deepcopy(model).eval().to(dtype))
+
+        def call(*arrays: np.ndarray) -> list[np.ndarray]:
+            tensors = [torch.from_numpy(array) for array in arrays]
+            with torch.no_grad():
+                outputs = compiled(*(t.to(dtype) if t.is_floating_point() else t for t in tensors))
+            return [o.float().numpy() for o in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+        call(*example_inputs)
+    return call
+
+
 def build_peers(
-    model: nn.Module, example_inputs: Arrays, calibration: Sequence[Arrays], threads: int, *,
+    model: nn.Module | Path, example_inputs: Arrays, calibration: Sequence[Arrays], threads: int, *,
     transformer: bool = False, wanted: Sequence[str] = PEERS,
 ) -> dict[str, Peer]:
-    """The ``wanted`` ones of ``PEERS`` for one network.
+    """The ``wanted`` ones of ``PEERS`` for one network; of an ONNX file those that take one.
 
     Raises DataError for an unknown name, or where a package of the ``bench`` extra is missing.
     """
-    exported = export_onnx(model, example_inputs)
+    exported = onnx.load(model) if isinstance(model, Path) else export_onnx(model, example_inputs)
     makers: dict[str, Callable[[], Peer]] = {
         "onnxruntime fp32": lambda: onnxruntime_fp32(exported, threads),
         "onnxruntime int8": lambda: onnxruntime_int8(exported, calibration, threads),
@@ -125,7 +146,12 @@ def build_peers(
             openvino_model(exported), calibration, threads, transformer=transformer
         ),
     }
-    unknown = [name for name in wanted if name not in makers]
+    if isinstance(model, nn.Module):
+        makers |= {
+            "torch fp32": lambda: torch_at(model, torch.float32, example_inputs, threads),
+            "torch bf16": lambda: torch_at(model, torch.bfloat16, example_inputs, threads),
+        }
+    unknown = [name for name in wanted if name not in PEERS]
     if unknown:
         raise DataError("there is no such peer", found=", ".join(unknown), expected=", ".join(PEERS))
-    return {name: makers[name]() for name in wanted}
+    return {name: makers[name]() for name in wanted if name in makers}
