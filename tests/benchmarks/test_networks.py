@@ -81,8 +81,8 @@ def test_command_measures_prints_and_writes(monkeypatch: pytest.MonkeyPatch, tmp
     output = tmp_path / "folder" / "result.json"
     result = CliRunner().invoke(
         networks.main,
-        ["--network", "minilm, 128 tokens", "--precision", "int8", "--rounds", "3", "--threads", "1", "--no-peers", "--output",
-         str(output)],
+        ["--network", "minilm, 128 tokens", "--precision", "int8", "--rounds", "3", "--threads", "1", "--no-peers",
+         "--output", str(output)],
         catch_exceptions=False,
     )
     assert result.exit_code == 0
