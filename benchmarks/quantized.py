@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import narrowcast as nc
 from narrowcast.models import bert, mobilenet, resnet
 from narrowcast.timing import Spread, interleave
 
-from .networks import draw_image, draw_tokens
+from .network_list import Draw, draw_image, draw_tokens
 from .peers import export_onnx, session
 from .quantizers import Arrays, quantize_onnx, quantize_pt2e
 
@@ -39,7 +40,7 @@ class Subject:
     """A network, a function that draws inputs for one call, and the tool that quantizes it."""
 
     build: Callable[[], nn.Module]
-    draw: Callable[[np.random.Generator], Arrays]
+    draw: Draw
     tool: str
 
 
@@ -48,7 +49,8 @@ SUBJECTS = {
     "resnet50 operators": Subject(resnet.build, draw_image, "QOperator"),
     "mobilenetv2 QDQ": Subject(mobilenet.build, draw_image, "QDQ"),
     "mobilenetv2 PT2E": Subject(mobilenet.build, draw_image, "PT2E"),
-    "minilm PT2E": Subject(lambda: bert.build(attention=bert.PlainSelfAttention), draw_tokens, "PT2E"),
+    "minilm PT2E": Subject(lambda: bert.build(attention=bert.PlainSelfAttention),
+                            partial(draw_tokens, batch=1, tokens=128), "PT2E"),
 }
 
 
