@@ -507,6 +507,7 @@ class _Job:
         extents = self.network.typical
         return (
             self.target.runs_here()
+            and all(r.is_met(self.imported.hints) for r in self.imported.requirements)
             and peak_bytes(self.network.mod["main"], extents) <= MEASURED_BYTES
             and steps(built.lowered.kernels.values(), extents) + host_steps(self.network.groups, extents)
             <= MEASURED_STEPS

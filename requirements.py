@@ -11,6 +11,8 @@ from tvm import tirx
 
 from .dims import Dim, analyzer_of, as_dim, dim_text, evaluate_dim, is_equal_dim, simplified, symbols_in
 
+_TRIED = (2, *range(32, 1025, 32), *(2**n for n in range(11, 21)))  # extents that ``likely`` tries
+
 
 @dataclass(frozen=True)
 class DimRange:
@@ -143,6 +145,6 @@ def likely(hints: Mapping[str, int], requirements: Sequence[Requirement]) -> dic
                                      for s in symbols_in(as_dim(side))))
         for name in symbols:
             if not requirement.is_met(result):
-                larger = (e for e in (2, *range(32, 1025, 32)) if e > result[name])
+                larger = (e for e in _TRIED if e > result[name])
                 result[name] = next((e for e in larger if requirement.is_met(result | {name: e})), result[name])
     return result

@@ -46,4 +46,5 @@ def test_the_tightest_bounds_are_kept_with_their_layers() -> None:
 
 def test_likely_extents_meet_the_requirements() -> None:
     assert likely({"s": 1, "t": 8}, [at_least(S, 100)]) == {"s": 128, "t": 8}
+    assert likely({"s": 128}, [at_least(S, 1791)]) == {"s": 2048}
     assert likely({"s": 1}, [at_least(0, S)]) == {"s": 1}

@@ -98,13 +98,20 @@ class Window:
         return row, digits
 
     def scan(self, row: Index, body: Callable[[Index], None]) -> None:
-        """Call ``body(index)`` to emit the work on every input row under the window of an output row."""
+        """Call ``body(index)`` to emit the work on every input row under the window of an output row.
+
+        Where extents are symbolic, loops start at 0. For the end of one that does not, TVM's code generator simplifies
+        ``first + (end - first)`` and puts the values of variables into it: a division by an extent of unknown sign,
+        a ``Let`` by then, would be in the code twice, simplified and not, which it refuses.
+        """
         image, digits = self.digits(row)
+        symbolic = not all(isinstance(d, int) for axis in self.axes for d in (axis.extent, axis.result))
         source = image
         with ExitStack() as stack:
             for axis, digit in zip(self.axes, digits, strict=True):
                 first, end = axis.taps(digit)
-                tap = stack.enter_context(T.serial(first, end))
+                loop, skipped = (T.serial(end - first), first) if symbolic else (T.serial(first, end), 0)
+                tap = stack.enter_context(loop) + skipped
                 source = source * axis.extent + axis.start(digit) + tap * axis.dilation
             body(source)
 
