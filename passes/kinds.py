@@ -9,8 +9,8 @@ from ..ir import Constant, Expr, dims_of, dtype_of, is_number, op_name, shape_of
 ELEMENTWISE = frozenset({
     *(f"relax.{name}" for name in (
         "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "abs", "negative", "exp", "log", "sqrt",
-        "rsqrt", "square", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
-        "acosh", "atanh", "floor", "ceil", "round", "trunc", "sign", "clip")),
+        "rsqrt", "square", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+        "asinh", "acosh", "atanh", "floor", "ceil", "round", "trunc", "sign", "clip")),
     *(f"relax.nn.{name}" for name in (
         "relu", "leakyrelu", "gelu", "gelu_tanh", "silu", "softplus", "selu")),
     "narrowcast.hard_swish", "narrowcast.hard_sigmoid", "narrowcast.fake_quantize",

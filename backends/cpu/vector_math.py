@@ -349,7 +349,7 @@ def silu(x: Vector) -> Vector:
 
 
 def power(x: Vector, exponent: float) -> Vector:
-    """``x ** exponent`` for a constant exponent: products for small integers, else ``exp(exponent * log x)``."""
+    """``x ** exponent`` for a constant exponent: products for small integers, else as ``power_of``."""
     lanes = lanes_of(x)
     x = bound(x)
     one = splat(1.0, lanes)
@@ -358,21 +358,24 @@ def power(x: Vector, exponent: float) -> Vector:
     if abs(exponent) == 0.5 or (float(exponent).is_integer() and abs(exponent) <= 64):
         result = sqrt(x) if abs(exponent) == 0.5 else _integer_power(x, int(abs(exponent)))
         return result if exponent > 0 else one / result
-    return exp(log(x) * splat(exponent, lanes))
+    return power_of(x, splat(exponent, lanes))
 
 
 def power_of(x: Vector, exponent: Vector) -> Vector:
-    """``x ** exponent`` element by element; a negative ``x`` needs a whole exponent, else the result is NaN."""
+    """``x ** exponent`` element by element as ``exp(exponent * log |x|)``, the special cases as in C's ``pow``: NaN for
+    a negative number with an exponent that is not whole."""
     lanes = lanes_of(x)
     x, exponent = bound(x), bound(exponent)
-    zero, half = splat(0.0, lanes), splat(0.5, lanes)
-    magnitude = bound(exp(bound(exponent * log(intrinsic("llvm.fabs", x)))))
-    halved = bound(exponent * half)
+    zero, one = splat(0.0, lanes), splat(1.0, lanes)
+    base = bound(intrinsic("llvm.fabs", x))
+    magnitude = bound(T.Select(base == one, one, exp(bound(exponent * log(base)))))
+    halved = bound(exponent * splat(0.5, lanes))
     odd = intrinsic("llvm.floor", halved) != halved
     whole = intrinsic("llvm.floor", exponent) == exponent
-    signed = T.Select(odd, zero - magnitude, magnitude)
-    below = T.Select(whole, signed, splat(math.nan, lanes))
-    return T.Select(exponent == zero, splat(1.0, lanes), T.Select(x < zero, below, magnitude))
+    limit = T.Select(base < splat(math.inf, lanes), T.Select(zero < base, splat(math.nan, lanes), magnitude), magnitude)
+    below = T.Select(whole, T.Select(odd, magnitude * splat(-1.0, lanes), magnitude), limit)
+    is_below = _sign_bit(x) != splat(0, lanes, "int32")
+    return T.Select(exponent == zero, one, T.Select(is_below, below, magnitude))
 
 
 def _integer_power(x: Vector, n: int) -> Vector:

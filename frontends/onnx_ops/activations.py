@@ -8,7 +8,7 @@ import numpy as np
 from tvm import relax
 
 from ...dims import is_equal_dim, product_of
-from ...ir import Expr, dims_of
+from ...ir import Expr, dims_of, dtype_of
 from ...operators import custom
 from ..extents import positions
 from .broadcasting import broadcastable
@@ -33,15 +33,17 @@ def leaky_relu(node: OnnxNode) -> Results:
 def prelu(node: OnnxNode) -> Results:
     """``max(x, 0) + slope · min(x, 0)``; one known slope for all is a leaky ReLU."""
     x, slope = node.expr(0), node.expr(1)
-    if node.is_known(1) and node.known(1, "a slope").size == 1:
+    is_float = dtype_of(x) == "float32"
+    if is_float and node.is_known(1) and node.known(1, "a slope").size == 1:
         return node.emit(relax.op.nn.leakyrelu(x, float(node.known(1, "a slope").reshape(()))))
     dims, shape = node.dims(0), node.dims(1)
     if len(shape) == 1 and len(dims) > 2 and is_equal_dim(shape[0], dims[1]) and not is_equal_dim(shape[0], dims[-1]):
         slope = node.emit(relax.op.reshape(slope, (*shape, *[1] * (len(dims) - 2))), "slope")  # As up to opset 6.
-    zero = _number(node, 0)
+    zero = node.constant(np.asarray(0, node.dtype(0)))
     operands = broadcastable(node, [node.emit(relax.op.minimum(x, zero), "negative"), slope])
     negative = node.emit(relax.op.multiply(*operands), "negative")
-    return node.emit(relax.op.add(node.emit(relax.op.nn.relu(x)), negative))
+    positive = relax.op.nn.relu(x) if is_float else relax.op.maximum(x, zero)
+    return node.emit(relax.op.add(node.emit(positive), negative))
 
 
 @operator("Clip")
@@ -167,13 +169,20 @@ def thresholded_relu(node: OnnxNode) -> Results:
 
 @operator("Shrink")
 def shrink(node: OnnxNode) -> Results:
+    """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, else 0."""
     x = node.expr(0)
     limit, bias = float(node.attribute("lambd", 0.5)), float(node.attribute("bias", 0.0))
-    below = node.emit(relax.op.less(x, _number(node, -limit)), "below")
-    above = node.emit(relax.op.greater(x, _number(node, limit)), "above")
-    inner = node.emit(relax.op.where(above, node.emit(relax.op.subtract(x, _number(node, bias)), "above"),
-                                     _number(node, 0)))
-    return node.emit(relax.op.where(below, node.emit(relax.op.add(x, _number(node, bias)), "below"), inner))
+    low, high = -limit, limit
+    if dtype_of(x) != "float32":  # The same numbers are outside of the next integers.
+        if limit < 0 or not bias.is_integer():
+            raise node.unsupported(f"on integers with lambd {limit} and bias {bias}")
+        kind = np.iinfo(dtype_of(x))
+        low, high = max(math.ceil(low), int(kind.min)), min(math.floor(high), int(kind.max))
+    low, high, bias, zero = (node.constant(np.asarray(v, dtype_of(x))) for v in (low, high, bias, 0))
+    below = node.emit(relax.op.less(x, low), "below")
+    above = node.emit(relax.op.greater(x, high), "above")
+    inner = node.emit(relax.op.where(above, node.emit(relax.op.subtract(x, bias), "above"), zero))
+    return node.emit(relax.op.where(below, node.emit(relax.op.add(x, bias), "below"), inner))
 
 
 @operator("Softmax", "LogSoftmax", "Hardmax")

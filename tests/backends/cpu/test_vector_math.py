@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -20,11 +21,13 @@ from narrowcast.backends.target import Target
 
 from .groups import NATIVE
 
+EXPONENTS = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, 2.5, -2.5, math.inf, -math.inf, math.nan)
 FUNCTIONS: dict[str, Callable[[vm.Vector], vm.Vector]] = {
     "exp": vm.exp, "log": vm.log, "tanh": vm.tanh, "sigmoid": vm.sigmoid, "erf": vm.erf, "sin": vm.sin, "cos": vm.cos,
     "softplus": vm.softplus, "gelu": vm.gelu, "gelu_tanh": vm.gelu_tanh, "silu": vm.silu, "sqrt": vm.sqrt,
     "cube": lambda x: vm.power(x, 3.0), "root": lambda x: vm.power(x, -0.5), "general": lambda x: vm.power(x, 1.7),
-    "self": lambda x: vm.power_of(x, x),
+    "self": lambda x: vm.power_of(x, x), "hundredth": lambda x: vm.power(x, 101.0),
+    **{f"power {e}": partial(lambda x, e: vm.power_of(x, vm.splat(e, vm.lanes_of(x))), e=e) for e in EXPONENTS},
     "tan": vm.tan, "sinh": vm.sinh, "cosh": vm.cosh, "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan,
     "asinh": inverse.asinh, "acosh": inverse.acosh, "atanh": inverse.atanh,
 }
@@ -148,6 +151,21 @@ def test_power_of_tensors_follows_the_sign_rules() -> None:
     with np.errstate(invalid="ignore"):
         expected = np.power(x.astype(np.float64), x)
     np.testing.assert_allclose(evaluate("self", x, 1), expected, rtol=1e-6)
+    x = np.array([-1.5, -1.01, -1.0, 1.0, 1.5], np.float32)
+    # the exponent multiplies a relative error of the logarithm
+    np.testing.assert_allclose(evaluate("hundredth", x, 1), x.astype(np.float64) ** 101, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+@pytest.mark.parametrize("exponent", EXPONENTS)
+def test_power_of_special_values(lanes: int, exponent: float) -> None:
+    x = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, np.inf, -np.inf, np.nan], np.float32)
+    with np.errstate(all="ignore"):
+        expected = np.power(x.astype(np.float64), np.full(x.size, exponent))
+    actual = evaluate(f"power {exponent}", x, lanes)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(actual[numbers]), np.signbit(expected[numbers]))
 
 
 @pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.isa("avx512"))])
