@@ -232,6 +232,7 @@ class Program:
         constants = {f"{i:05d}": c for i, c in enumerate(self._constants)}
         meta = {
             "cpu": self._target.cpu,
+            "features": self._target.features,
             "threads": self._target.threads,
             "functions": self._functions,
             "inputs": [asdict(s) for s in self.inputs],
@@ -273,7 +274,7 @@ class Program:
                 expected=tvm.__version__,
                 hint="compile the model again, or install that version",
             )
-        target = Target(meta["cpu"], meta["threads"])
+        target = Target(meta["cpu"], meta["threads"], tuple(meta["features"]))
         arrays = safetensors.numpy.load(parts["constants.safetensors"])
         return cls(
             library=parts["library.so"],

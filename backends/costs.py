@@ -138,7 +138,7 @@ def cost_key(kernel: Kernel, target: Target, extents: Mapping[str, int] = NO_SYM
     tensors = [p for p in kernel.func.params if not is_number(p)]
     symbols = {s.name for p in tensors for d in p.ty.shape for s in symbols_in(as_dim(d))}
     at = "".join(f"/{name}={extents[name]}" for name in sorted(symbols))
-    return f"{code:016x}{at}/{target.cpu}/{host_model()}/{target.threads} threads/{versions}"
+    return f"{code:016x}{at}/{target}/{host_model()}/{target.threads} threads/{versions}"
 
 
 def _version(package: str) -> str:

@@ -94,7 +94,7 @@ class Executable:
             raise ProgramError(
                 "the program was compiled for another CPU",
                 found=detect(),
-                expected=self._target.cpu,
+                expected=str(self._target),
                 hint="compile the model for the target 'cpu' on this machine",
             )
         with self._lock:

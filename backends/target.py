@@ -1,7 +1,8 @@
 """Targets and what they can do.
 
-A target is a name: ``"cpu"`` is this machine, ``"cpu:znver4"`` a CPU by its LLVM name. What it can do follows from the
-name alone, by one table, so that any target can be planned for on any machine; only ``detect`` looks at this machine.
+A target is a name: ``"cpu"`` is this machine, ``"cpu:znver4"`` a CPU by its LLVM name, ``"cpu:znver4+amx_int8"`` one
+with a feature beyond that CPU's. What it can do follows from the name alone, by one table, so that any target can be
+planned for on any machine; only ``detect`` looks at this machine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tvm
@@ -95,6 +96,9 @@ _LINUX_FLAGS = {
     "amx_tile": ("amx_tile",), "amx_int8": ("amx_int8",), "amx_bf16": ("amx_bf16",),
 }
 
+# Features that a target may have beyond its CPU's, and what LLVM calls them.
+_LLVM_FEATURES = {"amx_tile": "amx-tile", "amx_int8": "amx-int8", "amx_bf16": "amx-bf16"}
+
 # Further flags that tell CPUs of one feature set apart: LLVM assumes that they are there.
 _LINUX_EXTRA = {
     "znver5": ("avx512_vp2intersect", "avx_vnni"), "znver4": ("avx512_vbmi2", "vaes", "gfni"),
@@ -112,18 +116,22 @@ class Target:
 
     cpu : the CPU's LLVM name.
     threads : cores that one call of the program uses.
+    features : what it can do beyond that CPU, in order.
     """
 
     cpu: str
     threads: int
+    features: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """The target ``"cpu"`` (this machine) or ``"cpu:<LLVM CPU name>"``; threads default to this machine's cores.
+        """The target ``"cpu"`` (this machine) or ``"cpu:<LLVM CPU name>"``, either with ``"+<feature>"``s behind it;
+        threads default to this machine's cores.
 
-        TargetError for an unknown kind or CPU, naming the closest known ones.
+        TargetError for an unknown kind, CPU or feature, naming the closest known ones.
         """
-        kind, _, cpu = str(text).partition(":")
+        name, *features = str(text).split("+")
+        kind, _, cpu = name.partition(":")
         if kind != "cpu":
             raise TargetError("unknown target", found=text, expected="cpu or cpu:<LLVM CPU name>",
                               hint=_suggest(str(text), ["cpu", *(f"cpu:{name}" for name in _CPUS)]))
@@ -131,15 +139,20 @@ class Target:
             threads = len(os.sched_getaffinity(0))
         if not isinstance(threads, int) or threads < 1:
             raise TargetError("a target needs at least one thread", found=threads)
+        for feature in features:
+            if feature not in _LLVM_FEATURES:
+                raise TargetError("unknown feature of a CPU", found=feature,
+                                  hint=_suggest(feature, list(_LLVM_FEATURES)))
+        extra = tuple(f for f in _LLVM_FEATURES if f in features)
         if not cpu:
-            return cls(detect(), threads)
+            return cls(detect(), threads, extra)
         if cpu not in _CPUS:
             raise TargetError("unknown CPU", found=cpu, expected="a name that LLVM knows and narrowcast has caches for",
                               hint=_suggest(cpu, list(_CPUS)))
-        return cls(cpu, threads)
+        return cls(cpu, threads, extra)
 
     def __str__(self) -> str:
-        return f"cpu:{self.cpu}"
+        return "+".join((f"cpu:{self.cpu}", *self.features))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -151,16 +164,19 @@ class Target:
 
     def runs_here(self) -> bool:
         """Whether this machine's CPU has every feature that code for this target may use."""
-        return _linux_flags_of(self.cpu) <= set(_host().get("flags", "").split())
+        wanted = _linux_flags_of(self.cpu).union(*(_LINUX_FLAGS[f] for f in self.features))
+        return wanted <= set(_host().get("flags", "").split())
 
     def tvm_target(self) -> tvm.target.Target:
         """TVM's LLVM target for this CPU."""
-        return tvm.target.Target({"kind": "llvm", "mcpu": self.cpu, "num-cores": self.threads})
+        extra = {"mattr": [f"+{_LLVM_FEATURES[f]}" for f in self.features]} if self.features else {}
+        return tvm.target.Target({"kind": "llvm", "mcpu": self.cpu, "num-cores": self.threads, **extra})
 
 
 def capabilities(target: Target) -> Capabilities:
     """What ``target`` can do: a look-up by its name, nothing is probed."""
-    return _CPUS[target.cpu]
+    found = _CPUS[target.cpu]
+    return replace(found, features=found.features | set(target.features))
 
 
 @functools.cache

@@ -51,7 +51,15 @@ def test_a_target_reads_back() -> None:
     assert str(target.tvm_target().attrs["mcpu"]) == "znver4"
 
 
-@pytest.mark.parametrize(("text", "suggestion"), [("cpu:znver44", "znver4"), ("cpus", "cpu"), ("gpu", "cpu")])
+def test_a_target_may_have_features_beyond_its_cpu() -> None:
+    target = Target.parse("cpu:znver4+amx_int8+amx_tile", 1)
+    assert str(target) == "cpu:znver4+amx_tile+amx_int8" and Target.parse(str(target), 1) == target
+    assert target.capabilities.features == Target("znver4", 1).capabilities.features | {"amx_tile", "amx_int8"}
+    assert [str(a) for a in target.tvm_target().attrs["mattr"]] == ["+amx-tile", "+amx-int8"]
+
+
+@pytest.mark.parametrize(("text", "suggestion"), [("cpu:znver44", "znver4"), ("cpus", "cpu"), ("gpu", "cpu"),
+                                                  ("cpu:znver4+amx_int9", "amx_int8")])
 def test_an_unknown_target_names_close_ones(text: str, suggestion: str) -> None:
     with pytest.raises(TargetError, match=f"unknown.*(.|\n)*{suggestion}"):
         Target.parse(text)
