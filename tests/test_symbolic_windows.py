@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +12,7 @@ import pytest
 import narrowcast
 from narrowcast.errors import ProgramError
 
-from .frontends.onnx_models import expected, model, node, noise
+from .frontends.onnx_models import expected, ints, model, node, noise
 
 
 def agrees_at(proto: onnx.ModelProto, *shapes: tuple[int, ...]) -> narrowcast.Program:
@@ -59,3 +62,15 @@ def test_pools_count_what_is_inside_the_tensor() -> None:
              node("AveragePool", "p", kernel_shape=[2], strides=[1], pads=[1, 1])]
     proto = model(nodes, {"x": [1, 1, "w"]})
     agrees_at(proto, (1, 1, 25), (1, 1, 26), (1, 1, 90))
+
+
+@pytest.mark.parametrize("bounds", [(1, 2 ** 62, 2), (3, -1, 2), (-40, 2 ** 62, 1), (0, 60, 1), (-1, -2 ** 62, -2)])
+def test_a_chain_of_slices_stays_small(bounds: tuple[int, int, int]) -> None:
+    """What six slices leave of an axis is an expression that names the symbol a few times, not a few to the sixth."""
+    names = ["x", *(f"s{i}" for i in range(1, 6)), "y"]
+    nodes = [node("Slice", f"{a},start,stop,axis,step", b) for a, b in pairwise(names)]
+    start, stop, step = bounds
+    proto = model(nodes, {"x": [2, "w"]}, "y", {
+        "start": ints(start), "stop": ints(stop), "axis": ints(1), "step": ints(step)})
+    program = agrees_at(proto, (2, 400), (2, 401), (2, 512))
+    assert len(re.findall(r"\bw\b", str(program.outputs[0].shape[1]))) <= 12

@@ -51,26 +51,39 @@ def slice_(node: OnnxNode) -> Results:
 def _interval(extent: Dim, start: Dim, stop: Dim, step: int) -> Interval:
     """The places that Python's ``slice(start, stop, step)`` takes of an axis with a symbolic extent."""
     if step > 0:
-        return Interval(_inside(start, extent, 0), _inside(stop, extent, 0), step)
-    first, end = (_inside(bound, extent, -1) for bound in (start, stop))
+        return Interval(_low(start, extent, 0), _high(stop, extent, 0), step)
+    first, end = _high(start, extent, -1), _low(stop, extent, -1)
     count = simplified(tirx.floordiv(first - end - step - 1, -step))
     return Interval(simplified(first + (count - 1) * step), simplified(first + 1), -step, backwards=True)
 
 
-def _inside(bound: Dim, extent: Dim, least: int) -> Dim:
-    """A bound counted from the front, from ``least`` to ``extent + least``."""
-    if isinstance(bound, int) and isinstance(extent, int):
-        return max(min(bound, extent + least), least) if bound >= 0 else max(bound + extent, least)
-    counted, from_the_end = tirx.min(bound, extent + least), tirx.max(bound + extent, least)
+def _low(bound: Dim, extent: Dim, least: int) -> Dim:
+    """The lower bound of a slice that is not empty, counted from the front, at least ``least``.
+
+    No minimum with the extent: where that is smaller the slice is empty, which ``_require_inside`` refuses.
+    """
+    return _counted(bound, bound, tirx.max(bound + extent, least), (extent + least, least))
+
+
+def _high(bound: Dim, extent: Dim, least: int) -> Dim:
+    """The upper bound of a slice that is not empty, counted from the front, at most ``extent + least``.
+
+    No maximum with ``least``: where that is larger the slice is empty, which ``_require_inside`` refuses.
+    """
+    return _counted(bound, tirx.min(bound, extent + least), bound + extent, (extent + least, least))
+
+
+def _counted(bound: Dim, from_the_front: Dim, from_the_end: Dim, limits: tuple[Dim, int]) -> Dim:
+    """What a bound is by its sign, and past all extents."""
     if isinstance(bound, int):
         if bound + 1 >= 2 ** 31:  # No extent is larger.
-            return simplified(extent + least)
-        return least if bound <= -2 ** 31 else simplified(counted if bound >= 0 else from_the_end)
+            return simplified(limits[0])
+        return limits[1] if bound <= -2 ** 31 else simplified(from_the_front if bound >= 0 else from_the_end)
     analyzer = analyzer_of(bound)
     if analyzer.can_prove(bound >= 0):
-        return simplified(counted)
+        return simplified(from_the_front)
     return simplified(from_the_end if analyzer.can_prove(bound < 0) else
-                      tirx.Select(bound < 0, from_the_end, counted))
+                      tirx.Select(bound < 0, from_the_end, from_the_front))
 
 
 def sliced(node: OnnxNode, x: Tensor, cuts: Mapping[int, range | Interval]) -> Tensor:
