@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import tvm
@@ -52,6 +54,16 @@ def test_residual_block() -> None:
         "b": ("conv", ["b", "b.bias"], ("a",)),
         "down": ("conv", ["down", "sum", "relu"], ("in0", "b")),
     }
+
+
+@pytest.mark.parametrize("function", [op.tan, op.sinh, op.cosh, op.tanh, op.asin, op.acos, op.atan, op.asinh, op.acosh,
+                                      op.atanh, op.erf], ids=lambda f: f.__name__)
+def test_elementary_functions_are_epilogues(function: Callable[[ir.Expr], ir.Expr]) -> None:
+    net = _image_net()
+    low = 1.1 if function is op.acosh else 0.1  # inside of the domain
+    y = net(function(net(op.clip(_conv(net, net.x, "a"), low, low + 0.8), "clip")), "function")
+    kind, ops, _ = _fuse(net.module(y))["a"]
+    assert (kind, ops) == ("conv", ["a", "clip", "function"])
 
 
 def test_residual_of_the_block_input() -> None:

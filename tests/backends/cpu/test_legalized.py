@@ -50,6 +50,9 @@ CASES: dict[str, Case] = {
         lambda x: functional.conv_transpose2d(x, torch.ones(8, 4, 2, 2), stride=2), 1e-5),
     "sort": ((6, 8), lambda x: op.sort(x, -1), lambda x: x.sort(-1)[0], 0),
     "tril": ((6, 8), op.tril, torch.tril, 0),
+    # intrinsics that LLVM has for scalars only, on whole vectors
+    "sinh": ((6, 64), op.sinh, torch.sinh, 1e-5), "cosh": ((6, 64), op.cosh, torch.cosh, 1e-5),
+    "asinh": ((6, 64), op.asinh, torch.asinh, 1e-6), "atan": ((6, 64), op.atan, torch.atan, 1e-6),
     "argmax": ((6, 8), lambda x: op.argmax(x, 1), lambda x: x.argmax(1), 0),
 }
 
