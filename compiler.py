@@ -33,7 +33,7 @@ from .calibration.statistics import Statistics
 from .decisions import build_plan
 from .errors import BudgetError, DataError, PlanError, ProgramError, TargetError
 from .frontends import ImportedModel, import_model
-from .given import GIVEN_REASON, WITHOUT_INT8, Given
+from .given import GIVEN_REASON, Given
 from .ir import TensorSpec, groups_of, outputs_of
 from .passes import run_pipeline
 from .planning import Network, build_problem, measure_costs, nominal_costs, precisions_of
@@ -222,7 +222,6 @@ class _Job:
         problem = build_problem(self.network, costs, qparams, {}, None, forced)
         storages = {t: ("float32", "uint8") if t in qparams else ("float32",) for t in self.network.shapes}
         reasons = {name: f"FP32: {reason}" for name, reason in self.network.given.reasons.items()}
-        reasons |= dict.fromkeys(self.network.given.groups, WITHOUT_INT8)
         return self.finish_plan(build_plan(solve(replace(problem, storages=storages)), qparams, reasons))
 
     def forced_to(self, data: Any, metric: Any) -> Program:

@@ -18,7 +18,6 @@ from .precision import QParams
 
 # Reasons of decisions about groups that the model gives.
 GIVEN_REASON = "INT8: given by the model"
-WITHOUT_INT8 = "FP32: the target has no INT8, which the model gives"
 
 
 @dataclass(frozen=True)

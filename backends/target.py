@@ -19,6 +19,7 @@ from ..errors import TargetError
 from ..precision import Precision
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX_VNNI = _AVX2 | {"avx_vnni"}
 _AVX512 = _AVX2 | {"avx512"}
 _VNNI = _AVX512 | {"avx512_vnni"}
 _BF16 = _VNNI | {"avx512_bf16"}
@@ -31,8 +32,8 @@ _KIB = 1024
 class Capabilities:
     """What kernels may use on a target. A feature that is absent is unsupported.
 
-    features : "avx2", "fma", "f16c", "avx512" (F, BW, CD, DQ and VL together), "avx512_vnni", "avx512_bf16",
-        "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16".
+    features : "avx2", "fma", "f16c", "avx_vnni", "avx512" (F, BW, CD, DQ and VL together), "avx512_vnni",
+        "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16".
     vector_bits : width of the widest vector register.
     l1_bytes, l2_bytes : data cache of one core.
     """
@@ -49,13 +50,12 @@ class Capabilities:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """What multiply-adds may read on this backend, the most exact first."""
+        """What multiply-adds may read on this backend, the most exact first. INT8 is everywhere: AVX2 has exact
+        products of 16-bit integers."""
         found = [Precision.FP32]
         if "avx512_bf16" in self.features:
             found.append(Precision.BF16)
-        if "avx512_vnni" in self.features:
-            found.append(Precision.INT8)
-        return tuple(found)
+        return (*found, Precision.INT8)
 
 
 def _cpu(features: frozenset[str], l1_kib: int, l2_kib: int) -> Capabilities:
@@ -63,7 +63,8 @@ def _cpu(features: frozenset[str], l1_kib: int, l2_kib: int) -> Capabilities:
     return Capabilities(features, bits, l1_kib * _KIB, l2_kib * _KIB)
 
 
-# LLVM's CPU names. Caches from the vendors' optimization guides (per core).
+# LLVM's CPU names. Caches from the vendors' optimization guides, per core: of hybrid CPUs the first level of the
+# efficient core and the second of the other, of four cores with a common second level a quarter.
 _CPUS = {
     "znver5": _cpu(_BF16, 48, 1024),
     "znver4": _cpu(_BF16, 32, 1024),
@@ -81,7 +82,15 @@ _CPUS = {
     "cascadelake": _cpu(_VNNI, 32, 1024),
     "skylake-avx512": _cpu(_AVX512, 32, 1024),
     "x86-64-v4": _cpu(_AVX512, 32, 1024),
-    "alderlake": _cpu(_AVX2, 32, 1280),
+    "clearwaterforest": _cpu(_AVX_VNNI, 32, 1024),
+    "sierraforest": _cpu(_AVX_VNNI, 32, 1024),
+    "lunarlake": _cpu(_AVX_VNNI, 32, 2560),
+    "pantherlake": _cpu(_AVX_VNNI, 32, 3072),
+    "arrowlake-s": _cpu(_AVX_VNNI, 32, 3072),
+    "arrowlake": _cpu(_AVX_VNNI, 32, 3072),
+    "alderlake": _cpu(_AVX_VNNI, 32, 1280),
+    "raptorlake": _cpu(_AVX_VNNI, 32, 2048),
+    "meteorlake": _cpu(_AVX_VNNI, 32, 2048),
     "skylake": _cpu(_AVX2, 32, 256),
     "broadwell": _cpu(_AVX2, 32, 256),
     "haswell": _cpu(_AVX2, 32, 256),
@@ -90,7 +99,7 @@ _CPUS = {
 
 # Linux's names of features (/proc/cpuinfo) that a feature of ours needs.
 _LINUX_FLAGS = {
-    "avx2": ("avx2", "bmi2", "movbe"), "fma": ("fma",), "f16c": ("f16c",),
+    "avx2": ("avx2", "bmi2", "movbe"), "fma": ("fma",), "f16c": ("f16c",), "avx_vnni": ("avx_vnni",),
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "avx512_vnni": ("avx512_vnni",), "avx512_bf16": ("avx512_bf16",), "avx512_fp16": ("avx512_fp16",),
     "amx_tile": ("amx_tile",), "amx_int8": ("amx_int8",), "amx_bf16": ("amx_bf16",),
@@ -105,7 +114,10 @@ _LINUX_EXTRA = {
     "znver3": ("vaes", "vpclmulqdq"), "znver2": ("clwb", "rdpid"), "znver1": ("sha_ni",),
     "graniterapids": ("amx_fp16",), "tigerlake": ("avx512_vp2intersect", "gfni"), "rocketlake": ("gfni", "sha_ni"),
     "icelake-server": ("gfni", "vaes", "avx512_vbmi2", "pconfig"), "icelake-client": ("gfni", "vaes", "avx512_vbmi2"),
-    "alderlake": ("avx_vnni", "gfni", "vaes"), "skylake": ("adx", "clflushopt", "xsavec"), "broadwell": ("adx",),
+    **dict.fromkeys(("alderlake", "raptorlake", "meteorlake"), ("gfni", "vaes")),
+    **dict.fromkeys(("clearwaterforest", "lunarlake", "pantherlake", "arrowlake-s"), ("cmpccxadd", "avx_ifma", "sha512")),
+    **dict.fromkeys(("sierraforest", "arrowlake"), ("cmpccxadd", "avx_ifma")),
+    "skylake": ("adx", "clflushopt", "xsavec"), "broadwell": ("adx",),
 }
 _VENDOR_PREFIX = {"AuthenticAMD": "znver"}
 

@@ -56,8 +56,8 @@ def test_network_knows_its_float_tensors(network: Network) -> None:
     assert sorted(network.without_epilogue()) == ["flat", "rows", "skip", "x"]
 
 
-@pytest.mark.parametrize(("target", "expected"), [(VNNI_BF16, (FP32, BF16, INT8)), (VNNI, (FP32, INT8)), (AVX2,
-                                                                                                         (FP32,))])
+@pytest.mark.parametrize(("target", "expected"), [(VNNI_BF16, (FP32, BF16, INT8)), (VNNI, (FP32, INT8)),
+                                                    (AVX2, (FP32, INT8))])
 def test_precisions_are_the_targets(network: Network, target: Target, expected: tuple[Precision, ...]) -> None:
     assert precisions_of(network, group(network, "layer"), target, QPARAMS) == expected
     assert precisions_of(network, group(network, "flat"), target, QPARAMS) == (FP32,)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
@@ -18,20 +19,9 @@ from ...dims import Dim
 from ...errors import TargetError
 from ...precision import Precision
 from ..target import Capabilities
+from .llvm_helpers import DOT_BF16, DOT_BF16_NAME, DOT_WORDS_NAME, dot_words
 from .vector_math import Vector, fma, splat
 from .vector_memory import Index, load, store
-
-# TVM's code generator has no bfloat type, so the operands of the instruction travel as 32-bit integers.
-_DOT_BF16 = """
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-define <16 x float> @narrowcast_dot_bf16(<16 x float> %acc, <16 x i32> %a, <16 x i32> %b) alwaysinline {
-  %x = bitcast <16 x i32> %a to <32 x bfloat>
-  %y = bitcast <16 x i32> %b to <32 x bfloat>
-  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %acc, <32 x bfloat> %x, <32 x bfloat> %y)
-  ret <16 x float> %r
-}
-"""
-
 
 def named(name: str, value: Vector) -> Vector:
     """Give a loop variable, buffer or bound value the name that the emitted code shows; returns it."""
@@ -58,9 +48,13 @@ class Arithmetic:
     """One precision's multiply-add on vectors of accumulators.
 
     precision : what the operands are.
-    lanes : accumulators in a vector register.
-    depth : products that one instruction adds into each accumulator (4 for INT8, 2 for BF16, 1 for FP32).
+    lanes : accumulators in a vector.
+    depth : products that one multiply-add adds into each accumulator (4 for INT8, 2 for BF16, else 1).
     operand, weight, accumulator : element types of the left side, the packed right side and the accumulators.
+    parts : registers of a packed vector of weights. In INT8 by vpmaddwd two: the even elements of a step's depth, then
+        the odd ones.
+    block : multiply-adds whose sum is kept in the operands' own type before it is added to the accumulator; 0: none.
+    cycles, left_cycles : of a multiply-add, and of making an operand of the left side ready, on a typical core.
     """
 
     precision: Precision
@@ -69,27 +63,40 @@ class Arithmetic:
     operand: str
     weight: str
     accumulator: str
+    parts: int = 1
+    block: int = 0
+    cycles: float = 1.0
+    left_cycles: float = 0.0
 
     @property
     def operand_bytes(self) -> int:
-        return 4 // self.depth
+        return np.dtype(self.operand).itemsize
 
     @property
     def panel(self) -> int:
         """Elements of one packed vector of weights."""
         return self.lanes * self.depth
 
+    @property
+    def panel_bytes(self) -> int:
+        return self.panel * np.dtype(self.weight).itemsize
+
+    def registers(self, rows: int, vectors: int) -> int:
+        """Vector registers that a block of accumulators takes, with what is multiplied."""
+        products = 1 if self.parts > 1 else 0
+        return rows * vectors + self.parts * (vectors + 1) + products
+
     def broadcast(self, source: tirx.Buffer, offset: Index, present: Index | None = None) -> Vector:
         """``depth`` consecutive elements of the left side, in every lane. Only the first ``present`` are read (None:
         all); what stands for the others must be multiplied by 0."""
-        if self.precision is Precision.FP32:
-            return splat(source[offset], self.lanes, "float32")
+        if self.depth == 1:
+            return splat(source[offset], self.lanes, self.operand)
         if present is None:
             scalar = T.reinterpret("int32", load(source, offset, self.depth))
         else:
             scalar = self._partial(source, offset, present)
         word = splat(scalar, self.lanes, "int32")
-        return T.reinterpret("uint8x64", word) if self.precision is Precision.INT8 else word
+        return T.reinterpret(f"uint8x{self.panel}", word) if self.precision is Precision.INT8 else word
 
     def _partial(self, source: tirx.Buffer, offset: Index, present: Index) -> Vector:
         """Fewer than ``depth`` elements as a 32-bit word: BF16 one and zero; INT8 the last again in place of others."""
@@ -104,37 +111,50 @@ class Arithmetic:
     def weights(self, packed: tirx.Buffer, offset: Index) -> Vector:
         """One packed vector of the right side."""
         vector = load(packed, offset, self.panel)
-        return T.reinterpret("int32x16", vector) if self.precision is Precision.BF16 else vector
+        return T.reinterpret(f"int32x{self.lanes}", vector) if self.precision is Precision.BF16 else vector
 
     def multiply_add(self, acc: Vector, left: Vector, right: Vector) -> Vector:
-        """``acc + left · right``: vpdpbusd, vdpbf16ps or a fused multiply-add."""
+        """``acc + left · right``: vpdpbusd, twice vpmaddwd, vdpbf16ps or a fused multiply-add."""
         if self.precision is Precision.INT8:
-            return T.call_llvm_pure_intrin("int32x16", "llvm.x86.avx512.vpdpbusd.512", acc, left, right)
+            if self.parts > 1:
+                return T.call_pure_extern(f"int32x{self.lanes}", DOT_WORDS_NAME, acc, left, right)
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            return T.call_llvm_pure_intrin(f"int32x{self.lanes}", name, acc, left, right)
         if self.precision is Precision.BF16:
-            return T.call_pure_extern("float32x16", "narrowcast_dot_bf16", acc, left, right)
+            return T.call_pure_extern(f"float32x{self.lanes}", DOT_BF16_NAME, acc, left, right)
         return fma(left, right, acc)
 
     @contextmanager
     def helpers(self) -> Iterator[None]:
         """The scope inside which ``multiply_add`` may be used."""
-        if self.precision is not Precision.BF16:
+        code = {Precision.BF16: DOT_BF16}.get(self.precision)
+        if self.parts > 1:
+            code = dot_words(self.lanes)
+        if code is None:
             yield
             return
-        with T.attr(0, "pragma_import_llvm", _DOT_BF16):
+        with T.attr(0, "pragma_import_llvm", code):
             yield
 
 
 def arithmetic(precision: Precision, capabilities: Capabilities) -> Arithmetic:
-    """The multiply-add of a precision on a target; TargetError where the target has none."""
+    """The multiply-add of a precision on a target; TargetError where the target has none.
+
+    Cores execute one instruction on 512 bits a cycle, or two on 256; vpmaddwd needs additions beside it.
+    """
     if precision not in capabilities.precisions:
         raise TargetError(f"the target has no {precision} multiply-add",
                           found=", ".join(sorted(capabilities.features)),
-                          expected={"int8": "avx512_vnni", "bf16": "avx512_bf16"}.get(str(precision)))
+                          expected={"bf16": "avx512_bf16"}.get(str(precision)))
+    lanes, features = capabilities.vector_bits // 32, capabilities.features
+    cycles = lanes / 16
+    if precision is Precision.INT8 and features & {"avx512_vnni", "avx_vnni"}:
+        return Arithmetic(precision, lanes, 4, "uint8", "int8", "int32", cycles=cycles)
     if precision is Precision.INT8:
-        return Arithmetic(precision, 16, 4, "uint8", "int8", "int32")
+        return Arithmetic(precision, lanes, 4, "uint8", "int16", "int32", parts=2, cycles=2 * cycles, left_cycles=cycles)
     if precision is Precision.BF16:
         return Arithmetic(precision, 16, 2, "uint16", "uint16", "float32")
-    return Arithmetic(precision, capabilities.vector_bits // 32, 1, "float32", "float32", "float32")
+    return Arithmetic(precision, lanes, 1, "float32", "float32", "float32", cycles=cycles)
 
 
 def copy_run(target: tirx.Buffer, start: Index, source: tirx.Buffer, begin: Index, count: Dim) -> None:
@@ -151,7 +171,7 @@ def fill_run(target: tirx.Buffer, start: Index, value: int, count: Dim) -> None:
 
 
 def _copy_lanes(dtype: str) -> int:
-    return 64 // {"uint8": 1, "int8": 1, "uint16": 2, "float32": 4, "int32": 4}[dtype]
+    return 64 // np.dtype(dtype).itemsize
 
 
 def _by_vectors(count: Dim, lanes: int, emit: Callable[[Index, int], None]) -> None:

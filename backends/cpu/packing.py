@@ -19,22 +19,23 @@ def to_bfloat16(array: np.ndarray) -> np.ndarray:
 def pack_weights(weights: np.ndarray, columns: Columns, arithmetic: Arithmetic) -> np.ndarray:
     """Lay weights out in the order in which the micro-kernel reads them.
 
-    weights : [groups, taps, depth, columns] of the arithmetic's weight type. Returns a flat array: per group and column
-    block [taps · steps][vectors][lanes][depth], where depth is padded with zeros to whole steps and columns to whole
-    vectors.
+    weights : [groups, taps, depth, columns], converted to the arithmetic's weight type. Returns a flat array: per group
+    and column block [taps · steps][vectors][parts][lanes][depth / parts], where depth is padded with zeros to whole
+    steps and columns to whole vectors.
     """
     groups, taps, depth, count = weights.shape
     steps = -(-depth // arithmetic.depth)
     vectors = -(-count // arithmetic.lanes)
-    padded = np.zeros((groups, taps, steps * arithmetic.depth, vectors * arithmetic.lanes), weights.dtype)
+    padded = np.zeros((groups, taps, steps * arithmetic.depth, vectors * arithmetic.lanes), arithmetic.weight)
     padded[:, :, :depth, :count] = weights
-    split = padded.reshape(groups, taps * steps, arithmetic.depth, vectors, arithmetic.lanes)
-    ordered = split.transpose(0, 3, 1, 4, 2)  # group, vector, step, lane, depth
-    parts = []
+    within, parts = arithmetic.depth // arithmetic.parts, arithmetic.parts
+    split = padded.reshape(groups, taps * steps, within, parts, vectors, arithmetic.lanes)
+    ordered = split.transpose(0, 4, 1, 3, 5, 2)  # group, vector, step, part, lane, depth
+    blocks = []
     for group in ordered:
         for first in range(0, vectors, columns.vectors):
-            parts.append(group[first:first + columns.vectors].transpose(1, 0, 2, 3).ravel())
-    return np.concatenate(parts)
+            blocks.append(group[first:first + columns.vectors].swapaxes(0, 1).ravel())
+    return np.concatenate(blocks)
 
 
 def pad_columns(values: np.ndarray, groups: int, lanes: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Packing at run time: the right sides of products of two tensors, laid out as the micro-kernel reads them.
 
-The layout is that of ``packing.pack_weights`` for one column block: [step][vector][lane][depth].
+The layout is that of ``packing.pack_weights`` for one column block: [step][vector][part][lane][depth / parts].
 """
 
 from __future__ import annotations
@@ -96,16 +96,20 @@ def _rows(unit: Arithmetic, right: Matrix, begin: Index, valid: Index, present: 
 
 def _interleaved(unit: Arithmetic, rows: list[Vector]) -> Vector:
     """One packed vector from up to ``depth`` rows of ``lanes`` elements."""
-    if unit.precision is Precision.FP32:
+    if unit.depth == 1:
         return rows[0]
     if unit.precision is Precision.INT8:
         shift = splat(tirx.const(0x80, "uint8"), unit.lanes)
         rows = [T.bitwise_xor(row, shift) for row in rows]
     zero = splat(tirx.const(0, unit.operand), unit.lanes)
     rows = rows + [zero] * (unit.depth - len(rows))
-    order = [d * unit.lanes + lane for lane in range(unit.lanes) for d in range(unit.depth)]
+    order = [d * unit.lanes + lane for part in range(unit.parts) for lane in range(unit.lanes)
+             for d in range(part, unit.depth, unit.parts)]
     mixed = T.Shuffle(rows, order)
-    return T.reinterpret(vector_type(unit.weight, unit.panel), mixed) if unit.weight != unit.operand else mixed
+    if unit.precision is not Precision.INT8:
+        return mixed
+    signed = T.reinterpret(vector_type("int8", unit.panel), mixed)
+    return signed if unit.weight == "int8" else T.Cast(vector_type(unit.weight, unit.panel), signed)
 
 
 def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: Panel) -> None:

@@ -5,6 +5,7 @@ Nothing is measured here: the same product on the same target always gets the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -21,6 +22,8 @@ _TILE_CYCLES = 14.0
 _VECTOR_CYCLES = 7.0
 # Cycles from a multiply-add to the next into the same accumulator.
 _LATENCY = 4.0
+# Bytes of packed weights loaded a cycle.
+_LOADED_BYTES = 64
 # Cycles to start a parallel region and to wait for its end.
 _LAUNCH_CYCLES = 10_000.0
 # Bytes a cycle that the second-level cache sustains.
@@ -101,6 +104,20 @@ def ceil_div(extent: Dim, unit: int) -> Dim:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """A register block of matrix registers.
+
+    rows : of a tile of accumulators, and of the left side.
+    count : tiles one below the other; side by side are as many as the column block has vectors.
+    steps : rows of a tile of the right side, in steps of a vector's multiply-add.
+    """
+
+    rows: int
+    count: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A kernel's loops.
 
@@ -109,6 +126,7 @@ class Schedule:
     row_tasks, column_tasks : parallel tasks along each axis; their product is the number of tasks.
     chunks : parts into which a task cuts its rows, so that what a part reads stays in the second-level cache.
     part_tiles : register blocks of such a part where only running tells how many rows there are.
+    tiles : the matrix registers of a register block; None: vectors multiply.
     """
 
     rows: int
@@ -117,6 +135,7 @@ class Schedule:
     column_tasks: int
     chunks: int = 1
     part_tiles: int = 1
+    tiles: Tiles | None = None
 
 
 def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
@@ -130,13 +149,20 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
     candidates = [
         Schedule(rows, Columns.cut(aimed.columns, vectors, arithmetic.lanes, singles=singles), *split)
         for vectors in range(1, min(8, -(-aimed.columns // arithmetic.lanes)) + 1)
-        for rows in range(1, min(14, aimed.rows) + 1) if rows * vectors + vectors + 1 <= capabilities.registers
-        for split in _splits(threads)]
-    schedule = min(candidates, key=lambda s: _cycles(aimed, s, arithmetic, capabilities))
+        for rows in range(1, min(14, aimed.rows) + 1) if arithmetic.registers(rows, vectors) <= capabilities.registers
+        for split in ways_to_split(threads)]
+    schedule = min(candidates, key=lambda s: vector_cycles(aimed, s, arithmetic, capabilities))
     if aimed.rows > known.rows:
-        splits = [replace(schedule, rows=1, row_tasks=r, column_tasks=c) for r, c in _splits(threads)]
-        best = min(splits, key=lambda s: _cycles(known, s, arithmetic, capabilities))
+        splits = [replace(schedule, rows=1, row_tasks=r, column_tasks=c) for r, c in ways_to_split(threads)]
+        best = min(splits, key=lambda s: vector_cycles(known, s, arithmetic, capabilities))
         schedule = replace(best, rows=schedule.rows)
+    return fitted(schedule, product, arithmetic, capabilities, row_bytes)
+
+
+def fitted(schedule: Schedule, product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
+           row_bytes: float) -> Schedule:
+    """A schedule chosen at the typical extents, for all: its columns, no idle tasks, parts that fit the cache."""
+    singles, known = not isinstance(product.columns, int), product.at_typical()
     tiles, cache = -(-known.rows // schedule.rows), capabilities.l2_bytes / 2
     row_tasks, column_tasks = min(schedule.row_tasks, tiles), min(schedule.column_tasks, columns_of(known, schedule))
     return replace(schedule, columns=Columns.cut(product.columns, schedule.columns.vectors, arithmetic.lanes,
@@ -151,11 +177,17 @@ def columns_of(product: Product, schedule: Schedule) -> int:
     return product.groups * schedule.columns.blocks
 
 
-def _cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabilities: Capabilities) -> float:
-    """Predicted cycles of the slowest task."""
+def vector_cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabilities: Capabilities) -> float:
+    """Predicted cycles of the slowest task where vectors multiply."""
+    return slowest_task(product, schedule, lambda vectors: _tile_cycles(schedule.rows, vectors, product, arithmetic,
+                                                                        capabilities))
+
+
+def slowest_task(product: Product, schedule: Schedule, block_cycles: Callable[[int], float]) -> float:
+    """Predicted cycles of the slowest task; ``block_cycles`` gives those of a register block of so many vectors."""
     columns, tasks = schedule.columns, schedule.column_tasks
     tiles = ceil(ceil(product.rows / schedule.rows) / schedule.row_tasks)
-    full, tail = (_tile_cycles(schedule.rows, v, product, arithmetic, capabilities)
+    full, tail = (block_cycles(v)
                   for v in (columns.vectors, min(columns.tail, 1) if columns.singles else columns.tail))
     blocks = columns_of(product, schedule)
 
@@ -172,14 +204,15 @@ def _tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmet
                  capabilities: Capabilities) -> float:
     if not vectors:
         return 0.0
-    bytes_a_step = vectors * arithmetic.lanes * 4
-    step = max(rows * vectors, rows / 2 + vectors, _LATENCY)
+    bytes_a_step = vectors * arithmetic.panel_bytes
+    work = rows * (vectors * arithmetic.cycles + arithmetic.left_cycles)
+    step = max(work, rows / 2 + bytes_a_step / _LOADED_BYTES, _LATENCY)
     if product.steps * bytes_a_step > capabilities.l1_bytes / 2:
         step = max(step, bytes_a_step / _L2_BYTES)
     return product.steps * step + _TILE_CYCLES + rows + rows * vectors * _VECTOR_CYCLES
 
 
-def _splits(threads: int) -> list[tuple[int, int]]:
+def ways_to_split(threads: int) -> list[tuple[int, int]]:
     """Tasks along rows and columns: all ways to use every thread, and one task."""
     ways = [(d, threads // d) for d in range(1, threads + 1) if threads % d == 0]
     return [(1, 1), *ways] if threads > 1 else ways

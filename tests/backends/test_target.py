@@ -23,6 +23,8 @@ def cpuinfo(flags: str, vendor: str = "GenuineIntel") -> str:
     (VNNI, "GenuineIntel", "icelake-server"),
     (VNNI + " avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16", "GenuineIntel", "emeraldrapids"),
     (AVX512, "GenuineIntel", "skylake-avx512"),
+    (AVX2 + " avx_vnni gfni vaes", "GenuineIntel", "alderlake"),
+    (AVX2 + " avx_vnni gfni vaes cmpccxadd avx_ifma", "GenuineIntel", "sierraforest"),
     (AVX2, "GenuineIntel", "haswell"),
     (AVX2, "AuthenticAMD", "x86-64-v3"),
 ])
@@ -36,7 +38,8 @@ def test_a_cpu_without_avx2_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "precisions"), [
-    ("haswell", (Precision.FP32,)), ("skylake-avx512", (Precision.FP32,)),
+    ("haswell", (Precision.FP32, Precision.INT8)), ("skylake-avx512", (Precision.FP32, Precision.INT8)),
+    ("alderlake", (Precision.FP32, Precision.INT8)),
     ("icelake-server", (Precision.FP32, Precision.INT8)),
     ("znver4", (Precision.FP32, Precision.BF16, Precision.INT8)),
     ("sapphirerapids", (Precision.FP32, Precision.BF16, Precision.INT8))])

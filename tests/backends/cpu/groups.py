@@ -11,7 +11,7 @@ from narrowcast import ir
 from narrowcast.backends.cpu.arrays import decode_array, encode_array
 from narrowcast.backends.cpu.build import run_kernel
 from narrowcast.backends.cpu.kernel import Kernel, KernelRequest
-from narrowcast.backends.target import Capabilities, Target, capabilities
+from narrowcast.backends.target import Capabilities, Target
 from narrowcast.operators.quantization import quantize_weights
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
@@ -51,7 +51,7 @@ def held_weights(weights: np.ndarray, precision: Precision, *, per_channel: bool
 def execute(build: Build, request: KernelRequest, inputs: Sequence[np.ndarray], target: Target = NATIVE,
             threads: int = 2) -> list[np.ndarray]:
     """Build, compile and run a kernel on float32 arrays; the outputs as float32."""
-    kernel = build(request, capabilities(target), threads)
+    kernel = build(request, target.capabilities, threads)
     encoded = [encode_array(a, s) for a, s in zip(inputs, request.inputs, strict=True)]
     results = run_kernel(request, kernel, encoded, target.tvm_target())
     return [decode_array(r, s) for r, s in zip(results, request.outputs, strict=True)]

@@ -15,10 +15,11 @@ from narrowcast import ir
 from narrowcast.backends.cpu.convolution import Geometry, build_conv
 from narrowcast.backends.cpu.depthwise import build_depthwise
 from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.target import Target
 from narrowcast.errors import VerificationError
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
-from .groups import Build, assert_close, execute, group_of, held_weights, storage_for, stored
+from .groups import NATIVE, Build, assert_close, execute, group_of, held_weights, storage_for, stored
 from .precisions import EVERY_PRECISION
 
 OUTPUTS = (FLOAT32, Storage("uint8", QParams(0.1, 0)), BFLOAT16)
@@ -58,7 +59,7 @@ def call(conv: Conv, data: relax.Var, weights: np.ndarray) -> relax.Call:
                               dilation=conv.dilation, groups=conv.groups, data_layout="NHWC", kernel_layout="OHWI")
 
 
-def check(build: Build, precision: Precision, conv: Conv) -> None:
+def check(build: Build, precision: Precision, conv: Conv, target: Target = NATIVE) -> None:
     """relu(conv + bias + residual), the residual in the same storage as the data."""
     rng = np.random.default_rng(7)
     data = rng.standard_normal((conv.batch, conv.height or 1, conv.width, conv.channels)).astype(np.float32)
@@ -86,7 +87,7 @@ def check(build: Build, precision: Precision, conv: Conv) -> None:
     kind = "depthwise" if build is build_depthwise else "conv"
     group = group_of(kind, [squeezed(data).shape, squeezed(expected).shape], body)
     request = KernelRequest(group, precision, (storage, storage), OUTPUTS)
-    results = execute(build, request, [squeezed(data), squeezed(residual)])
+    results = execute(build, request, [squeezed(data), squeezed(residual)], target)
     terms = conv.kernel[0] * conv.kernel[1] * conv.channels // conv.groups
     for got, output in zip(results, OUTPUTS, strict=True):
         assert_close(got, squeezed(np.maximum(expected + added, 0)), squeezed(magnitude), output, terms)
