@@ -1,0 +1,26 @@
+"""Tiers of instruction sets, each in a form that this machine may run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from narrowcast.backends.target import Capabilities, Target, capabilities
+
+
+@dataclass(frozen=True)
+class Alike(Target):
+    """What ``like`` can do, its widths and registers, in the encodings of ``cpu``."""
+
+    like: str = ""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return capabilities(Target(self.like, self.threads))
+
+
+INT8_TIERS = pytest.mark.parametrize("target", [
+    pytest.param(Target("haswell", 2), marks=pytest.mark.isa("avx2"), id="vpmaddwd ymm"),
+    pytest.param(Alike("znver4", 2, like="alderlake"), marks=pytest.mark.isa("avx512_bf16"), id="vpdpbusd ymm"),
+    pytest.param(Target("skylake-avx512", 2), marks=pytest.mark.isa("avx512"), id="vpmaddwd zmm")])
