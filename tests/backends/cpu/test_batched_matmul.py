@@ -11,15 +11,16 @@ from tvm import relax
 from narrowcast import ir
 from narrowcast.backends.cpu.gemm import build_batched_matmul
 from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.target import Target
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
-from .groups import assert_close, execute, group_of, storage_for, stored
+from .groups import NATIVE, assert_close, execute, group_of, storage_for, stored
 from .precisions import EVERY_PRECISION
 
 OUTPUTS = (FLOAT32, Storage("uint8", QParams(0.1, 120)), BFLOAT16)
 
 
-def check(precision: Precision, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+def check(precision: Precision, left: tuple[int, ...], right: tuple[int, ...], target: Target = NATIVE) -> None:
     """0.5 · (a · b), both sides off centre so that both zero points matter."""
     rng = np.random.default_rng(3)
     a = rng.standard_normal(left).astype(np.float32) + np.float32(0.3)
@@ -32,7 +33,7 @@ def check(precision: Precision, left: tuple[int, ...], right: tuple[int, ...]) -
     storages = (storage_for(precision, a), storage_for(precision, b))
     request = KernelRequest(group_of("batched_matmul", [left, right], body), precision, storages, OUTPUTS)
     x, y = (stored(v, s).astype(np.float64) for v, s in zip((a, b), storages, strict=True))
-    for got, storage in zip(execute(build_batched_matmul, request, [a, b]), OUTPUTS, strict=True):
+    for got, storage in zip(execute(build_batched_matmul, request, [a, b], target), OUTPUTS, strict=True):
         assert_close(got, 0.5 * (x @ y), np.abs(x) @ np.abs(y), storage, left[-1])
 
 
