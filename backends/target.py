@@ -53,6 +53,8 @@ class Capabilities:
         """What multiply-adds may read on this backend, the most exact first. INT8 is everywhere: AVX2 has exact
         products of 16-bit integers."""
         found = [Precision.FP32]
+        if "avx512_fp16" in self.features:
+            found.append(Precision.FP16)
         if "avx512_bf16" in self.features:
             found.append(Precision.BF16)
         return (*found, Precision.INT8)
@@ -182,6 +184,9 @@ class Target:
     def tvm_target(self) -> tvm.target.Target:
         """TVM's LLVM target for this CPU."""
         extra = {"mattr": [f"+{_LLVM_FEATURES[f]}" for f in self.features]} if self.features else {}
+        if "amx_tile" in self.capabilities.features:
+            # Scheduling after register allocation, LLVM 22 takes one tile for another, although each has its shape.
+            extra["cl-opt"] = ["-disable-post-ra:bool=true"]
         return tvm.target.Target({"kind": "llvm", "mcpu": self.cpu, "num-cores": self.threads, **extra})
 
 

@@ -24,7 +24,8 @@ from ..target import Capabilities
 from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
-from .microkernel import Block, Left, Reduction, by_kind, emit_tile
+from .microkernel import by_kind, emit_tile
+from .operands import Block, Left, Reduction
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
 from .tiling import Columns, Product, ceil_div, choose
@@ -245,8 +246,9 @@ class Attention:
 
     def _emit_softmax(self, scores: tirx.Buffer) -> tirx.Buffer:
         """Softmax of every row of ``scores``; the probabilities as the multiply-add reads them."""
-        narrow = self.unit.precision is Precision.BF16
-        result = named("probabilities", T.alloc_buffer((self.rows * self.pitch,), "uint16")) if narrow else scores
+        operand = self.unit.operand
+        narrow = operand != "float32"
+        result = named("probabilities", T.alloc_buffer((self.rows * self.pitch,), operand)) if narrow else scores
         for first in range(0, self.rows, _SOFTMAX_ROWS):
             rows = range(first, min(first + _SOFTMAX_ROWS, self.rows))
             self._emit_softmax_rows(scores, result, [row * self.pitch for row in rows])
@@ -278,7 +280,7 @@ class Attention:
             for at, factor in zip(starts, factors, strict=True):
                 probability = load(scores, at + i * lanes, lanes) * factor
                 if result.dtype != scores.dtype:
-                    probability = encode(probability, BFLOAT16, self.features)
+                    probability = encode(probability, Storage(self.unit.precision.storage_dtype), self.features)
                 store(result, at + i * lanes, probability, lanes)
 
     def _emit_values(self, probabilities: tirx.Buffer, values: tirx.Buffer, head: Index, query: Index) -> None:
@@ -315,9 +317,9 @@ def reduced(vector: Vector, combine: Callable[[Vector, Vector], Vector]) -> Vect
 
 
 def build_attention(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
-    """The kernel of an attention group in FP32 or BF16, with its epilogue."""
-    if request.precision not in (Precision.FP32, Precision.BF16):
-        raise PlanError("attention computes in fp32 or bf16", layer=request.group.name, found=request.precision)
+    """The kernel of an attention group in FP32, FP16 or BF16, with its epilogue."""
+    if request.precision is Precision.INT8:
+        raise PlanError("attention computes in fp32, fp16 or bf16", layer=request.group.name, found=request.precision)
     call = request.group.anchor.value
     shape = AttentionShape.of(call, request.group.name)
     unit = arithmetic(request.precision, capabilities)

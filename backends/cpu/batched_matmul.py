@@ -16,7 +16,8 @@ from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows
-from .microkernel import Block, Tasks, by_kind, emit_rows
+from .microkernel import Tasks, by_kind, emit_rows
+from .operands import Block
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
 from .tiling import Product, ceil_div, choose
@@ -164,7 +165,7 @@ class BatchedProduct:
 
             def add(begin: Index, valid: Index) -> None:
                 elements = load(left, begin, unit.panel, valid)
-                ones = splat(tirx.const(1, "int8"), unit.panel)
+                ones = splat(tirx.const(1, unit.weight), unit.panel)
                 store(total, 0, unit.multiply_add(load(total, 0, unit.lanes), elements, ones), unit.lanes)
 
             if not (isinstance(full, int) and full == 0):

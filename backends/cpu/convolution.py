@@ -22,8 +22,9 @@ from ..target import Capabilities
 from .gemm import build_product
 from .isa import Arithmetic, bind, copy_run, fill_run, named
 from .kernel import Kernel, KernelRequest
-from .left_rows import MatrixRows, OpenLeft, Rows
-from .microkernel import Left, Reduction, Tasks
+from .left_rows import GatheredRows, MatrixRows, OpenLeft, Rows
+from .microkernel import Tasks
+from .operands import Left, Reduction
 from .vector_math import bound
 from .vector_memory import Index, store
 
@@ -133,31 +134,44 @@ class WindowRows:
             return Reduction((down,), g.kernel[1] * g.channels)
         return Reduction((down, (g.kernel[1], g.dilation[1] * g.channels)), g.channels // g.groups)
 
+    @property
+    def run(self) -> int:
+        width = self.geometry.result[1]
+        return width if isinstance(width, int) else 1
+
+    def forms(self) -> tuple[Rows, ...]:
+        return (self, GatheredRows(self)) if self.geometry.groups == 1 else (self,)
+
+    def copied_bytes(self, at_once: int, arithmetic: Arithmetic) -> float:
+        return 0.0
+
     def bytes_per_row(self, arithmetic: Arithmetic) -> float:
         g = self.typical
         return g.padded[1] * g.channels * g.strides[0] * arithmetic.operand_bytes / g.result[1]
 
     def open(self, tasks: Tasks, arithmetic: Arithmetic, source: tirx.Buffer, padding: int) -> OpenLeft:
-        if not any(self.geometry.padding) and self.reduction.depth % arithmetic.depth == 0:
-            return lambda first, last: self._left(source, 0)
+        at_once, reduction = tasks.read_at_once(arithmetic), tasks.reading(self.reduction, arithmetic)
+        if not any(self.geometry.padding) and self.reduction.depth % at_once == 0:
+            return lambda first, last: self._left(source, 0, reduction)
         most = self.most_lines(tasks)
 
         def open_part(first: Index, last: Index) -> Left:
-            slab = named("padded", T.alloc_buffer((most * self.pitch + arithmetic.depth,), arithmetic.operand))
+            slab = named("padded", T.alloc_buffer((most * self.pitch + at_once,), arithmetic.operand))
             top = bind("top", self._image_row(first))
             lines = most
             if not isinstance(self.count, int):
                 lines = bind("lines", self._image_row(last - 1) + self.geometry.reach - top)
             self._copy(slab, source, top, lines, padding)
-            fill_run(slab, lines * self.pitch, 0, arithmetic.depth)
-            return self._left(slab, top)
+            fill_run(slab, lines * self.pitch, 0, at_once)
+            return self._left(slab, top, reduction)
         return open_part
 
-    def _left(self, source: tirx.Buffer, top: Index) -> Left:
+    def _left(self, source: tirx.Buffer, top: Index, reduction: Reduction) -> Left:
         """The rows in a buffer that begins with image row ``top``."""
+        distance = self.geometry.strides[1] * self.geometry.channels
         if self.geometry.is_static:
-            return Left.by_row(source, lambda row, group: self._base(row, group, top), self.reduction)
-        return Left(source, lambda row, count, group: self._bases(row, count, group, top), self.reduction)
+            return Left.by_row(source, lambda row, group: self._base(row, group, top), reduction, distance)
+        return Left(source, lambda row, count, group: self._bases(row, count, group, top), reduction, distance)
 
     def most_lines(self, tasks: Tasks) -> Dim:
         """Image rows that a part covers, at most."""

@@ -14,12 +14,14 @@ from ...ir import constant_value, dims_of
 from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights, scale_and_offset
 from ...precision import Precision
 from ..target import Capabilities
+from .amx_tiling import on_tiles
 from .batched_matmul import build_batched_matmul
 from .epilogue import Epilogue, Position
 from .isa import arithmetic, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
 from .microkernel import Tasks
+from .operands import Reduction
 from .packing import as_operand, pack_weights
 from .signature import build_kernel, input_index
 from .tiling import Product, choose
@@ -45,9 +47,10 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
     unit = arithmetic(request.precision, capabilities)
     groups, taps, depth, columns = weights.shape
     product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical)
-    tasks = Tasks(product, choose(product, unit, capabilities, threads, rows.bytes_per_row(unit)))
+    on_vectors = Tasks(product, choose(product, unit, capabilities, threads, rows.bytes_per_row(unit)))
+    rows, tasks = on_tiles(on_vectors, rows, unit, capabilities, threads)
     epilogue, scaling, operand = prepare(request, capabilities, weights)
-    packed = pack_weights(operand, tasks.schedule.columns, unit)
+    packed = pack_weights(_whole_taps(operand, tasks.reading(rows.reduction, unit)), tasks.schedule.columns, unit)
     constants = (packed, *(with_slack(a, unit.lanes) for a in scaling))
     data = input_index(request, request.group.anchor.value.args[0])
     qparams = request.inputs[data].qparams
@@ -85,6 +88,13 @@ def prepare(request: KernelRequest, capabilities: Capabilities,
     scale, offset = scale_and_offset(quantized, scales, data, epilogue.bias, request.correction, epilogue.rounding)
     operand = quantized.reshape(taps, depth, groups, columns).transpose(2, 0, 1, 3)
     return epilogue, (scale, offset), operand
+
+
+def _whole_taps(weights: np.ndarray, reduction: Reduction) -> np.ndarray:
+    """Weights [groups, taps, depth, columns] in the taps of a reduction, with zeros for what it has beyond."""
+    groups, taps, depth, columns = weights.shape
+    in_taps = weights.reshape(groups, reduction.count, taps * depth // reduction.count, columns)
+    return np.pad(in_taps, ((0, 0), (0, 0), (0, max(reduction.depth - in_taps.shape[2], 0)), (0, 0)))
 
 
 def dequantize(acc: Vector, scaling: Sequence[tirx.Buffer], column: Index, lanes: int) -> Vector:

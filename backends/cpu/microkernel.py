@@ -15,71 +15,14 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...dims import Dim
+from .amx import MatrixUnit, tiles_at_work
 from .isa import Arithmetic, bind, named, span
+from .operands import Block, Finish, Left, Reduction, emit_taps
 from .tiling import Columns, Product, Schedule, ceil_div, columns_of
 from .vector_math import Vector, splat
 from .vector_memory import Index, load, store
 
-
-@dataclass(frozen=True)
-class Reduction:
-    """Where a row's elements are, relative to its base address.
-
-    taps : (count, stride in elements) of the outer loops, outermost first.
-    depth : consecutive elements of each tap, before it is padded to whole steps.
-    is_cut : whether nothing may be read beyond a tap's elements, so that the last step is a partial one.
-    """
-
-    taps: tuple[tuple[int, Dim], ...]
-    depth: Dim
-    is_cut: bool = False
-
-    @property
-    def count(self) -> int:
-        """Number of taps."""
-        total = 1
-        for extent, _ in self.taps:
-            total *= extent
-        return total
-
-    def steps(self, arithmetic: Arithmetic) -> Dim:
-        """Multiply-add instructions per accumulator."""
-        return self.count * ceil_div(self.depth, arithmetic.depth)
-
-
-@dataclass(frozen=True)
-class Left:
-    """The left side of a product inside a task: a flat buffer, and the addresses of the first elements of neighbouring
-    rows, given the first row, their number and the group."""
-
-    source: tirx.Buffer
-    bases: Callable[[Index, int, Index], Sequence[Index]]
-    reduction: Reduction
-
-    @classmethod
-    def by_row(cls, source: tirx.Buffer, base: Callable[[Index, Index], Index], reduction: Reduction) -> Left:
-        """Rows whose addresses are computed one by one: ``base(row, group)``."""
-        return cls(source, lambda row, count, group: [base(row + i, group) for i in range(count)], reduction)
-
-
 Accumulators = list[list[tirx.Buffer]]
-# finish(accumulator vector, row, vector of the block) is called for every accumulator of a tile.
-Finish = Callable[[Vector, Index, int], None]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A column block of the right side.
-
-    vectors : its width; packed, first : the packed right side and the block's offset in it; group : whose rows it
-    multiplies; initial : (buffer, offset) of what the accumulators start with, one value a column; zeros if None.
-    """
-
-    vectors: int
-    packed: tirx.Buffer
-    first: Index
-    group: Index = 0
-    initial: tuple[tirx.Buffer, Index] | None = None
 
 
 def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block: Block) -> Accumulators:
@@ -103,17 +46,8 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
             for j in range(vectors):
                 store(acc[i][j], 0, arithmetic.multiply_add(load(acc[i][j], 0, lanes), value, right[j]), lanes)
 
-    def loops(taps: Sequence[tuple[int, int]], tap: Index, offset: Index) -> None:
-        if taps and taps[0][0] == 1:
-            loops(taps[1:], tap, offset)
-        elif taps:
-            with T.serial(taps[0][0]) as t:
-                named("tap", t)
-                loops(taps[1:], tap * taps[0][0] + t, offset + t * taps[0][1])
-        else:
-            _emit_steps(arithmetic, left.reduction, lambda k, *present: step(tap, offset, k, *present))
-
-    loops(left.reduction.taps, 0, 0)
+    emit_taps(left.reduction.taps, lambda tap, offset: _emit_steps(
+        arithmetic, left.reduction, lambda k, *present: step(tap, offset, k, *present)))
     return acc
 
 
@@ -135,30 +69,34 @@ def _emit_steps(arithmetic: Arithmetic, reduction: Reduction, step: Callable[...
 
 
 def emit_rows(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Index, Index], total: Dim,
-              block: Block, finish: Finish) -> None:
+              block: Block, finish: Finish, matrix: MatrixUnit | None = None) -> None:
     """Emit the loop over the tiles of ``rows`` rows ``tiles[0]``…``tiles[1]`` for one column block.
 
     total : rows in all; the last tile starts at ``total - rows``. Where running tells that there are fewer than
     ``rows``, they are taken one by one.
+    matrix : what multiplies, if it is not vectors.
     """
     if isinstance(total, int) or rows == 1:
-        _emit_tiles(arithmetic, left, rows, tiles, total, block, finish)
+        _emit_tiles(arithmetic, left, rows, tiles, total, block, finish, matrix)
         return
     with T.If(total >= rows):
         with T.Then():
-            _emit_tiles(arithmetic, left, rows, tiles, total, block, finish)
+            _emit_tiles(arithmetic, left, rows, tiles, total, block, finish, matrix)
         with T.Else():
             singles = tiles[0] * rows, T.min(tiles[1] * rows, total)
-            _emit_tiles(arithmetic, left, 1, singles, total, block, finish)
+            _emit_tiles(arithmetic, left, 1, singles, total, block, finish, None)
 
 
 def _emit_tiles(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Index, Index], total: Dim,
-                block: Block, finish: Finish) -> None:
+                block: Block, finish: Finish, matrix: MatrixUnit | None) -> None:
     with span("tile", *tiles) as tile:
         row = tile * rows
         if rows > 1 and not (isinstance(total, int) and total % rows == 0):
             row = T.min(row, total - rows)
         row = bind("row", row)
+        if matrix is not None:
+            matrix.emit(left, row, block, finish)
+            return
         bases = [bind(f"base_{i}", base) for i, base in enumerate(left.bases(row, rows, block.group))]
         acc = emit_tile(arithmetic, left, bases, block)
         for i in range(rows):
@@ -172,6 +110,14 @@ class Tasks:
 
     product: Product
     schedule: Schedule
+
+    def read_at_once(self, arithmetic: Arithmetic) -> int:
+        """Elements of a row that one instruction reads."""
+        return arithmetic.depth * (self.schedule.tiles.steps if self.schedule.tiles else 1)
+
+    def reading(self, reduction: Reduction, arithmetic: Arithmetic) -> Reduction:
+        """A reduction as it is read: tiles take whole ones."""
+        return reduction.padded(self.read_at_once(arithmetic)) if self.schedule.tiles else reduction
 
     @property
     def tiles(self) -> Dim:
@@ -213,12 +159,12 @@ class Tasks:
         with T.parallel(tasks) if tasks > 1 else T.serial(1) as task:
             named("task", task)
             row_task, column_task = task // schedule.column_tasks, task % schedule.column_tasks
-            with self._each_part(row_task) as (begin, end):
+            with tiles_at_work(arithmetic, schedule) as matrix, self._each_part(row_task) as (begin, end):
                 first, last = self.rows_of((begin, end))
                 left = open_left(bind("first_row", first), last)
                 start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
                 with span("block", start, stop) as block:
-                    self._emit_block(arithmetic, packed, left, (begin, end), block, finish)
+                    self._emit_block(arithmetic, packed, left, (begin, end), block, finish, matrix)
 
     @contextmanager
     def _each_part(self, row_task: Index) -> Iterator[tuple[Index, Index]]:
@@ -240,7 +186,8 @@ class Tasks:
             yield begin, end
 
     def _emit_block(self, arithmetic: Arithmetic, packed: tirx.Buffer, left: Left, tiles: tuple[Index, Index],
-                    block: Index, finish: Callable[[Vector, Index, Index, Index], None]) -> None:
+                    block: Index, finish: Callable[[Vector, Index, Index, Index], None],
+                    matrix: MatrixUnit | None) -> None:
         columns, lanes = self.schedule.columns, arithmetic.lanes
         group = block // columns.blocks if self.product.groups > 1 else tirx.const(0, "int32")
         inner = block % columns.blocks if self.product.groups > 1 else block
@@ -252,7 +199,7 @@ class Tasks:
                 column = group * self.product.columns + (inner * columns.vectors + j) * lanes
                 finish(acc, row, column, last if j == vectors - 1 else lanes)
             emit_rows(arithmetic, left, self.schedule.rows, tiles, self.product.rows,
-                      Block(vectors, packed, bind("first", first), group), finish_vector)
+                      Block(vectors, packed, bind("first", first), group), finish_vector, matrix)
 
         by_kind(columns, inner, lanes, body)
 

@@ -1,0 +1,145 @@
+"""The micro-kernel of AMX: register blocks of tiles, two-dimensional registers of up to 16 rows of 64 bytes.
+
+A tile of the right side is read from the weights as they are packed for vectors (``packing.pack_weights``): its rows
+are the vectors of consecutive steps. A tile of the left side is read in place: rows at a constant distance. The
+accumulators are stored to a small buffer, from where the epilogue takes vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from ...dims import Dim
+from ...precision import Precision
+from .isa import Arithmetic, bind, named
+from .operands import Block, Finish, Left, emit_taps
+from .tiling import Schedule, Tiles, ceil_div
+from .vector_memory import Index, load, store
+
+_PALETTE = 1
+_ROW_BYTES = 64
+_REGISTERS = 8
+
+
+def configuration(tiles: Tiles, vectors: int) -> np.ndarray:
+    """What LDTILECFG reads, as eight 64-bit words: the palette, then bytes of a row and rows of every tile."""
+    words = np.zeros(64, np.uint8)
+    words[0] = _PALETTE
+    left, right = tiles.count, vectors
+    rows = [tiles.rows] * (left * right + left) + [tiles.steps] * right
+    row_bytes = [_ROW_BYTES] * (left * right) + [4 * tiles.steps] * left + [_ROW_BYTES] * right
+    words[16:32].view(np.uint16)[:len(rows)] = row_bytes
+    words[48:56][:len(rows)] = rows
+    return words.view(np.int64)
+
+
+@dataclass(frozen=True)
+class MatrixUnit:
+    """The configured tiles of a task: accumulators by rows, tiles of the left side, tiles of the right side.
+
+    vectors : tiles side by side in the widest block.
+    results : where accumulators are stored: [rows of the block][vectors of the block][lanes].
+    """
+
+    arithmetic: Arithmetic
+    tiles: Tiles
+    vectors: int
+    results: tirx.Buffer
+
+    def emit(self, left: Left, row: Index, block: Block, finish: Finish) -> None:
+        """Emit one register block from ``row`` on: the reduction, and ``finish`` for every vector of results."""
+        tiles, lanes = self.tiles, self.arithmetic.lanes
+        bases = [bind(f"base_{i}", left.bases(row + i * tiles.rows, 1, block.group)[0]) for i in range(tiles.count)]
+        self._begin(block)
+        steps = ceil_div(ceil_div(left.reduction.depth, self.arithmetic.depth), tiles.steps)
+
+        def tap(number: Index, offset: Index) -> None:
+            if steps == 1:
+                self._step(left, [base + offset for base in bases], block, number * tiles.steps)
+                return
+            with T.serial(steps) as k:
+                at = named("k", k) * tiles.steps
+                self._step(left, [base + offset + at * self.arithmetic.depth for base in bases], block,
+                           number * (steps * tiles.steps) + at)
+
+        emit_taps(left.reduction.taps, tap)
+        pitch = block.vectors * lanes
+        for i in range(tiles.count):
+            for j in range(block.vectors):
+                at = i * tiles.rows * pitch + j * lanes
+                _move("tilestored64", self._accumulator(i, j), self.results, at, 4 * pitch)
+        with T.serial(tiles.rows * tiles.count) as i:
+            named("line", i)
+            for j in range(block.vectors):
+                finish(bind(f"acc_{j}", load(self.results, i * pitch + j * lanes, lanes)), row + i, j)
+
+    def _begin(self, block: Block) -> None:
+        """Set the accumulators to zeros, or every row to the block's initial values."""
+        for i in range(self.tiles.count):
+            for j in range(block.vectors):
+                if block.initial is None:
+                    _instruction("tilezero", self._accumulator(i, j))
+                else:
+                    start = block.initial[1] + j * self.arithmetic.lanes
+                    _move("tileloadd64", self._accumulator(i, j), block.initial[0], start, 0)
+
+    def _step(self, left: Left, starts: list[Index], block: Block, step: Index) -> None:
+        """One instruction for every accumulator: ``tiles.steps`` multiply-adds from ``step`` on, with the left side's
+        elements at ``starts``."""
+        width = block.vectors * self.arithmetic.panel
+        at = block.first + step * width
+        multiply = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}[self.arithmetic.precision]
+        for i, start in enumerate(starts):
+            distance = left.distance * self.arithmetic.operand_bytes
+            _move("tileloadd64", self._left(i), left.source, start, distance)
+            for j in range(block.vectors):
+                if i == 0:
+                    _move("tileloadd64", self._right(j), block.packed, at + j * self.arithmetic.panel,
+                          block.vectors * _ROW_BYTES)
+                _instruction(multiply, self._accumulator(i, j), self._left(i), self._right(j))
+
+    def _accumulator(self, i: int, j: int) -> int:
+        return i * self.vectors + j
+
+    def _left(self, i: int) -> int:
+        return self.tiles.count * self.vectors + i
+
+    def _right(self, j: int) -> int:
+        return self.tiles.count * (self.vectors + 1) + j
+
+
+@contextmanager
+def tiles_at_work(arithmetic: Arithmetic, schedule: Schedule) -> Iterator[MatrixUnit | None]:
+    """The scope of a task that multiplies by the schedule's tiles (None where it has none): they are configured in the
+    beginning and released in the end."""
+    if schedule.tiles is None:
+        yield None
+        return
+    vectors, lanes = schedule.columns.widest, arithmetic.lanes
+    shape = named("tile_shapes", T.alloc_buffer((8,), "int64"))
+    for i, word in enumerate(configuration(schedule.tiles, vectors)):
+        store(shape, i, tirx.const(int(word), "int64"))
+    _call("ldtilecfg", T.address_of(shape[0]))
+    results = named("results", T.alloc_buffer((schedule.rows * vectors * lanes,), arithmetic.accumulator))
+    yield MatrixUnit(arithmetic, schedule.tiles, vectors, results)
+    _call("tilerelease")
+
+
+def _call(name: str, *args: tirx.PrimExpr) -> None:
+    T.evaluate(T.call_llvm_intrin("void", T.llvm_lookup_intrinsic_id(f"llvm.x86.{name}"), *args))
+
+
+def _instruction(name: str, *registers: int) -> None:
+    _call(name, *(T.uint8(r) for r in registers))
+
+
+def _move(name: str, register: int, buffer: tirx.Buffer, at: Index, distance: Dim) -> None:
+    """Load or store a tile whose rows are ``distance`` bytes apart."""
+    stride = T.int64(distance) if isinstance(distance, int) else T.Cast("int64", distance)
+    _call(name, T.uint8(register), T.address_of(buffer[at]), stride)

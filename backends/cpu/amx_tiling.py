@@ -1,0 +1,122 @@
+"""Register blocks of AMX tiles by a small model of the core, and whether they take less time than vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...precision import Precision
+from ..target import Capabilities
+from .isa import Arithmetic
+from .left_rows import Rows
+from .microkernel import Tasks
+from .tiling import (
+    Columns,
+    Product,
+    Schedule,
+    Tiles,
+    ceil_div,
+    fitted,
+    slowest_task,
+    vector_cycles,
+    ways_to_split,
+)
+
+_FEATURES = {Precision.INT8: "amx_int8", Precision.BF16: "amx_bf16"}
+_REGISTERS = 8
+_MOST_ROWS = _MOST_STEPS = 16
+# Products of fewer rows are bound by reading the weights, which vectors do as well.
+_FEWEST_ROWS = 8
+# Smaller tiles are not tried.
+_FEWEST_TILE_ROWS = 7
+_FEWEST_TILE_STEPS = 8
+# Cycles from a multiply-add of tiles to the next into the same accumulator.
+_LATENCY = 52.0
+# Rows of a tile that are loaded a cycle from the first-level cache, and from the second.
+_LOADED_ROWS = 2.0
+_LOADED_ROWS_L2 = 0.75
+# Cycles that a register block costs beside, and per vector of accumulators: storing it, then scaling, activation and
+# storing the result.
+_BLOCK_CYCLES = 30.0
+_VECTOR_CYCLES = 9.0
+# Bytes of a row that are copied a cycle, and the cycles of its address.
+_COPIED_BYTES = 32.0
+_COPY_CYCLES = 10.0
+
+
+def on_tiles(tasks: Tasks, rows: Rows, arithmetic: Arithmetic, capabilities: Capabilities,
+             threads: int) -> tuple[Rows, Tasks]:
+    """The rows and tasks of a product with the least predicted time: those given, on vectors, or on tiles."""
+    best, known = (rows, tasks), tasks.product.at_typical()
+    columns, depth = tasks.product.columns, rows.reduction.depth
+    if _FEATURES.get(arithmetic.precision) not in capabilities.features or known.rows < _FEWEST_ROWS:
+        return best
+    if not isinstance(columns, int) or not isinstance(depth, int):
+        return best
+    least = vector_cycles(known, tasks.schedule, arithmetic, capabilities)
+    for form in rows.forms():
+        model = _Model(form, tasks.product, arithmetic, capabilities)
+        for schedule in model.candidates(ways_to_split(threads)):
+            cycles = model.cycles(schedule)
+            if cycles < least:
+                product = model.product_of(schedule)
+                row_bytes = form.bytes_per_row(arithmetic)
+                best = form, Tasks(product, fitted(schedule, product, arithmetic, capabilities, row_bytes))
+                least = cycles
+    return best
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Predicted times of a product on tiles whose rows are read as ``rows`` says."""
+
+    rows: Rows
+    product: Product
+    arithmetic: Arithmetic
+    capabilities: Capabilities
+
+    def candidates(self, splits: Sequence[tuple[int, int]]) -> Iterator[Schedule]:
+        """All blocks of tiles that fit the product, at the typical extents, in all splits among threads."""
+        known, lanes = self.product.at_typical(), self.arithmetic.lanes
+        for steps in self._step_counts():
+            for count, vectors in ((i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i * j + i + j <= _REGISTERS):
+                if vectors > ceil_div(known.columns, lanes):
+                    continue
+                for height in self._heights():
+                    if height * count <= known.rows:
+                        tiles, cut = Tiles(height, count, steps), Columns.cut(known.columns, vectors, lanes)
+                        yield from (Schedule(height * count, cut, *split, tiles=tiles) for split in splits)
+
+    def product_of(self, schedule: Schedule) -> Product:
+        """The product in whole tiles."""
+        assert schedule.tiles is not None
+        padded = self.rows.reduction.padded(schedule.tiles.steps * self.arithmetic.depth)
+        return replace(self.product, steps=padded.steps(self.arithmetic))
+
+    def cycles(self, schedule: Schedule) -> float:
+        """Predicted cycles of the slowest task."""
+        assert schedule.tiles is not None
+        known = self.product_of(schedule).at_typical()
+        copied = self.rows.copied_bytes(schedule.tiles.steps * self.arithmetic.depth, self.arithmetic)
+        copying = copied / _COPIED_BYTES + _COPY_CYCLES if copied else 0.0
+        return copying * known.rows / schedule.row_tasks + slowest_task(
+            known, schedule, lambda vectors: self._block_cycles(schedule.tiles, vectors, known.steps))
+
+    def _block_cycles(self, tiles: Tiles, vectors: int, steps: int) -> float:
+        if not vectors:
+            return 0.0
+        right = vectors * self.arithmetic.panel_bytes * steps
+        left_rows, right_rows = tiles.count * tiles.rows, vectors * tiles.steps
+        right_rate = _LOADED_ROWS if right <= self.capabilities.l1_bytes / 2 else _LOADED_ROWS_L2
+        step = max(left_rows * vectors, left_rows / _LOADED_ROWS_L2 + right_rows / right_rate, _LATENCY)
+        return steps / tiles.steps * step + _LATENCY + _BLOCK_CYCLES + left_rows * vectors * _VECTOR_CYCLES
+
+    def _step_counts(self) -> set[int]:
+        """Steps of a tile to try: as even as possible, and those that divide a tap's."""
+        a_tap = ceil_div(self.rows.reduction.depth, self.arithmetic.depth)
+        even = ceil_div(a_tap, ceil_div(a_tap, _MOST_STEPS))
+        return {even, *(s for s in range(_FEWEST_TILE_STEPS, _MOST_STEPS + 1) if a_tap % s == 0)}
+
+    def _heights(self) -> list[int]:
+        run = self.rows.run
+        return [h for h in range(_FEWEST_TILE_ROWS, _MOST_ROWS + 1) if not run or run % h == 0]
