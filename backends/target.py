@@ -184,9 +184,6 @@ class Target:
     def tvm_target(self) -> tvm.target.Target:
         """TVM's LLVM target for this CPU."""
         extra = {"mattr": [f"+{_LLVM_FEATURES[f]}" for f in self.features]} if self.features else {}
-        if "amx_tile" in self.capabilities.features:
-            # Scheduling after register allocation, LLVM 22 takes one tile for another, although each has its shape.
-            extra["cl-opt"] = ["-disable-post-ra:bool=true"]
         return tvm.target.Target({"kind": "llvm", "mcpu": self.cpu, "num-cores": self.threads, **extra})
 
 

@@ -24,7 +24,16 @@ from .vector_memory import Index, load, store
 
 _PALETTE = 1
 _ROW_BYTES = 64
-_REGISTERS = 8
+_MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}
+# LLVM 22's intrinsics name tiles too, but its scheduler after register allocation takes any free tile for another,
+# although every tile has a shape: in assembly they stay.
+_HELPERS = {
+    0: 'define void @{name}() alwaysinline {{ call void asm sideeffect "{code}", "~{{memory}}"() ret void }}',
+    2: """define void @{name}(ptr %p, i64 %s) alwaysinline {{
+  call void asm sideeffect "{code}", "r,r,~{{memory}}"(ptr %p, i64 %s)
+  ret void
+}}""",
+}
 
 
 def configuration(tiles: Tiles, vectors: int) -> np.ndarray:
@@ -73,7 +82,7 @@ class MatrixUnit:
         for i in range(tiles.count):
             for j in range(block.vectors):
                 at = i * tiles.rows * pitch + j * lanes
-                _move("tilestored64", self._accumulator(i, j), self.results, at, 4 * pitch)
+                _move("store", self.accumulator(i, j), self.results, at, 4 * pitch)
         with T.serial(tiles.rows * tiles.count) as i:
             named("line", i)
             for j in range(block.vectors):
@@ -84,34 +93,49 @@ class MatrixUnit:
         for i in range(self.tiles.count):
             for j in range(block.vectors):
                 if block.initial is None:
-                    _instruction("tilezero", self._accumulator(i, j))
+                    _call(f"zero_{self.accumulator(i, j)}")
                 else:
                     start = block.initial[1] + j * self.arithmetic.lanes
-                    _move("tileloadd64", self._accumulator(i, j), block.initial[0], start, 0)
+                    _move("load", self.accumulator(i, j), block.initial[0], start, 0)
 
     def _step(self, left: Left, starts: list[Index], block: Block, step: Index) -> None:
         """One instruction for every accumulator: ``tiles.steps`` multiply-adds from ``step`` on, with the left side's
         elements at ``starts``."""
         width = block.vectors * self.arithmetic.panel
         at = block.first + step * width
-        multiply = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}[self.arithmetic.precision]
         for i, start in enumerate(starts):
-            distance = left.distance * self.arithmetic.operand_bytes
-            _move("tileloadd64", self._left(i), left.source, start, distance)
+            _move("load", self.left(i), left.source, start, left.distance * self.arithmetic.operand_bytes)
             for j in range(block.vectors):
                 if i == 0:
-                    _move("tileloadd64", self._right(j), block.packed, at + j * self.arithmetic.panel,
+                    _move("load", self.right(j), block.packed, at + j * self.arithmetic.panel,
                           block.vectors * _ROW_BYTES)
-                _instruction(multiply, self._accumulator(i, j), self._left(i), self._right(j))
+                _call(self._product(i, j))
 
-    def _accumulator(self, i: int, j: int) -> int:
+    def accumulator(self, i: int, j: int) -> int:
+        """The number of a tile of accumulators."""
         return i * self.vectors + j
 
-    def _left(self, i: int) -> int:
+    def left(self, i: int) -> int:
+        """The number of a tile of the left side."""
         return self.tiles.count * self.vectors + i
 
-    def _right(self, j: int) -> int:
+    def right(self, j: int) -> int:
+        """The number of a tile of the right side."""
         return self.tiles.count * (self.vectors + 1) + j
+
+    def _product(self, i: int, j: int) -> str:
+        return f"{_MULTIPLY[self.arithmetic.precision]}_{self.accumulator(i, j)}_{self.left(i)}_{self.right(j)}"
+
+    def helpers(self) -> str:
+        """The instructions as functions of LLVM IR, one for every tile that they work on."""
+        multiply, found = _MULTIPLY[self.arithmetic.precision], []
+        for i, j in np.ndindex(self.tiles.count, self.vectors):
+            acc = self.accumulator(i, j)
+            product = f"{multiply} %tmm{self.right(j)}, %tmm{self.left(i)}, %tmm{acc}"
+            found += [_helper(f"zero_{acc}", 0, f"tilezero %tmm{acc}"), _helper(self._product(i, j), 0, product),
+                      _helper(f"store_{acc}", 2, f"tilestored %tmm{acc}, ($0,$1,1)")]
+        last = self.right(self.vectors - 1)
+        return "\n".join(found + [_helper(f"load_{t}", 2, f"tileloadd ($0,$1,1), %tmm{t}") for t in range(last + 1)])
 
 
 @contextmanager
@@ -122,24 +146,30 @@ def tiles_at_work(arithmetic: Arithmetic, schedule: Schedule) -> Iterator[Matrix
         yield None
         return
     vectors, lanes = schedule.columns.widest, arithmetic.lanes
-    shape = named("tile_shapes", T.alloc_buffer((8,), "int64"))
+    shapes = named("tile_shapes", T.alloc_buffer((8,), "int64"))
     for i, word in enumerate(configuration(schedule.tiles, vectors)):
-        store(shape, i, tirx.const(int(word), "int64"))
-    _call("ldtilecfg", T.address_of(shape[0]))
+        store(shapes, i, tirx.const(int(word), "int64"))
     results = named("results", T.alloc_buffer((schedule.rows * vectors * lanes,), arithmetic.accumulator))
-    yield MatrixUnit(arithmetic, schedule.tiles, vectors, results)
-    _call("tilerelease")
+    unit = MatrixUnit(arithmetic, schedule.tiles, vectors, results)
+    _intrinsic("ldtilecfg", T.address_of(shapes[0]))
+    with T.attr(0, "pragma_import_llvm", unit.helpers()):
+        yield unit
+    _intrinsic("tilerelease")
 
 
-def _call(name: str, *args: tirx.PrimExpr) -> None:
+def _helper(name: str, operands: int, code: str) -> str:
+    return _HELPERS[operands].format(name=f"narrowcast_tile_{name}", code=code)
+
+
+def _intrinsic(name: str, *args: tirx.PrimExpr) -> None:
     T.evaluate(T.call_llvm_intrin("void", T.llvm_lookup_intrinsic_id(f"llvm.x86.{name}"), *args))
 
 
-def _instruction(name: str, *registers: int) -> None:
-    _call(name, *(T.uint8(r) for r in registers))
+def _call(name: str, *args: tirx.PrimExpr) -> None:
+    T.evaluate(T.call_extern("void", f"narrowcast_tile_{name}", *args))
 
 
-def _move(name: str, register: int, buffer: tirx.Buffer, at: Index, distance: Dim) -> None:
+def _move(name: str, tile: int, buffer: tirx.Buffer, at: Index, distance: Dim) -> None:
     """Load or store a tile whose rows are ``distance`` bytes apart."""
     stride = T.int64(distance) if isinstance(distance, int) else T.Cast("int64", distance)
-    _call(name, T.uint8(register), T.address_of(buffer[at]), stride)
+    _call(f"{name}_{tile}", T.address_of(buffer[at]), stride)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -12,8 +12,10 @@ from ...errors import VerificationError
 from ...ir import dims_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
+from .amx import MatrixUnit, tiles_at_work
+from .amx_tiling import on_tiles
 from .epilogue import Epilogue, Position, row_index
-from .isa import Arithmetic, arithmetic, bind, named, span
+from .isa import Arithmetic, arithmetic, bind, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows
 from .microkernel import Tasks, by_kind, emit_rows
@@ -85,14 +87,16 @@ class BatchedProduct:
         count = min(threads, self.epilogue.request.typically(self.shape.items) * parts)
         with T.parallel(count) as task:
             named("task", task)
-            with span("unit", task * units // count, (task + 1) * units // count) as unit:
+            with (tiles_at_work(self.unit, schedule) as matrix,
+                  span("unit", task * units // count, (task + 1) * units // count) as unit):
                 column_part = unit % schedule.column_tasks
                 row_part = bind("row_part", unit // schedule.column_tasks % schedule.row_tasks)
                 item = bind("item", unit // (schedule.column_tasks * schedule.row_tasks))
-                self._emit_unit(left, right, item, row_part, column_part)
+                self._emit_unit(left, right, item, (row_part, column_part), matrix)
 
-    def _emit_unit(self, left: tirx.Buffer, right: tirx.Buffer, item: Index, row_part: Index,
-                   column_part: Index) -> None:
+    def _emit_unit(self, left: tirx.Buffer, right: tirx.Buffer, item: Index, part: tuple[Index, Index],
+                   matrix: MatrixUnit | None) -> None:
+        row_part, column_part = part
         shape, unit, schedule = self.shape, self.unit, self.tasks.schedule
         origins = [bind(name, row_index(batch, shape.batch, item) * size)
                    for name, batch, size in (("left_origin", shape.batch_left, shape.rows * shape.depth),
@@ -104,7 +108,7 @@ class BatchedProduct:
         first_row = bind("first_row", first)
         opened = rows.open(self.tasks, unit, left, 0)(first_row, last)
         row_terms = self._emit_row_terms(left, origins[0], first_row, last)
-        matrix = Matrix(right, origins[1], shape.columns, shape.depth, shape.columns)
+        right_matrix = Matrix(right, origins[1], shape.columns, shape.depth, shape.columns)
         columns = schedule.columns
         width = columns.widest
         packed = named("packed", T.alloc_buffer((self.tasks.product.steps * width * unit.panel,), unit.weight))
@@ -116,7 +120,9 @@ class BatchedProduct:
 
             def body(vectors: int, valid: Index) -> None:
                 initial = (starts, 0) if starts is not None else None
-                emit_pack(unit, matrix, column, Panel(packed, 0, vectors, valid), initial)
+                emit_pack(unit, right_matrix, column, Panel(packed, 0, vectors, valid), initial)
+                if matrix is not None:
+                    self._fill_steps(packed, vectors)
                 if starts is not None:
                     self._emit_starts(starts, vectors)
 
@@ -126,9 +132,14 @@ class BatchedProduct:
                     self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), lanes)
 
                 emit_rows(unit, opened, schedule.rows, (begin, end), shape.rows,
-                          Block(vectors, packed, 0, initial=initial), finish)
+                          Block(vectors, packed, 0, initial=initial), finish, matrix)
 
             by_kind(columns, block, unit.lanes, body)
+
+    def _fill_steps(self, packed: tirx.Buffer, vectors: int) -> None:
+        """Zeros for the steps that whole tiles have beyond the packed ones."""
+        own, width = ceil_div(self.shape.depth, self.unit.depth), vectors * self.unit.panel
+        fill_run(packed, own * width, 0, (self.tasks.product.steps - own) * width)
 
     def _emit_starts(self, starts: tirx.Buffer, vectors: int) -> None:
         """Turn the sums of the packed columns into what the accumulators start with."""
@@ -189,6 +200,15 @@ class BatchedProduct:
         return T.Cast(f"float32x{self.unit.lanes}", acc) * splat(self.zeros.scale, self.unit.lanes)
 
 
+def _tasks(product: Product, shape: BatchedShape, unit: Arithmetic, capabilities: Capabilities, threads: int) -> Tasks:
+    """How one batch item is computed. Copying rows for tiles is only for a known number of them."""
+    on_vectors, rows = Tasks(product, choose(product, unit, capabilities, threads)), MatrixRows(shape.rows, shape.depth)
+    _, tasks = on_tiles(on_vectors, rows, unit, capabilities, threads)
+    if tasks.schedule.tiles and not isinstance(shape.rows, int) and rows.copied_bytes(tasks.read_at_once(unit), unit):
+        return on_vectors
+    return replace(tasks, schedule=replace(tasks.schedule, chunks=1))
+
+
 def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
     """The kernel of a batched_matmul group: [..., M, K] · [..., K, N], batches broadcast, with its epilogue."""
     call = request.group.anchor.value
@@ -197,7 +217,7 @@ def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, thr
     items = request.typically(shape.items)
     split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
     product = Product(shape.rows, shape.columns, ceil_div(shape.depth, unit.depth), typical=request.typical)
-    tasks = Tasks(product, choose(product, unit, capabilities, split))
+    tasks = _tasks(product, shape, unit, capabilities, split)
     sides = [input_index(request, call.args[i]) for i in (0, 1)]
     zeros = None
     if request.precision is Precision.INT8:
