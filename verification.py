@@ -14,6 +14,7 @@ from .backends.cpu.emit import emit
 from .backends.cpu.kernel import Kernel, KernelRequest, output_buffers
 from .backends.lower import has_kernel, native_storages, request_for
 from .backends.target import Target
+from .backends.tile_permission import request_tiles_for
 from .calibration.agreement import Agreement, group_agreement
 from .calibration.evaluator import Evaluator
 from .calibration.numerics import GroupProgram, Stored
@@ -38,6 +39,7 @@ def kernel_agreement(
     requests = [request_for(g, plan, stored, typical) for g in groups_of(mod) if has_kernel(g)]
     kernels = [emit(r, target.capabilities, target.threads) for r in requests]
     names = [f"kernel{i}" for i in range(len(kernels))]
+    request_tiles_for(target)
     module = compile_functions({n: k.func for n, k in zip(names, kernels, strict=True)}, target.tvm_target())
     found = []
     for name, request, kernel in zip(names, requests, kernels, strict=True):

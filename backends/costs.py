@@ -32,6 +32,7 @@ from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
 from .executable import use_threads
 from .target import Target, host_model
+from .tile_permission import request_tiles_for
 
 Progress = Callable[[int, int], None]
 
@@ -202,6 +203,7 @@ def _compile(part: Sequence[tuple[str, Kernel]], target: Target) -> list[_Compil
 
 def _time_all(compiled: Sequence[_Compiled], target: Target, extents: Mapping[str, int]) -> Iterator[tuple[str, float]]:
     """Time compiled kernels in turns; their keys and microseconds."""
+    request_tiles_for(target)
     use_threads(target.threads)
     for start in range(0, len(compiled), _TURN_KERNELS):
         watches = [_Stopwatch(c, extents) for c in compiled[start:start + _TURN_KERNELS]]
@@ -253,16 +255,18 @@ def random_buffers(kernel: Kernel, extents: Mapping[str, int] = NO_SYMBOLS,
                    seed: int = 0) -> list[tvm.runtime.Tensor | int]:
     """An argument for every parameter of a kernel, the same for the same seed; symbols have these ``extents``.
 
-    float32: normal; uint16, which is bfloat16's bits: normal, rounded towards zero; 8-bit integers: the whole range;
+    float32 and float16: normal; uint16, which is bfloat16's bits: normal, rounded towards zero; 8-bit integers: the whole range;
     wider integers, which may be indices: 0; booleans: either.
     """
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal(_RANDOM_VALUES, np.float32)
     values: dict[str, np.ndarray] = {
         "float32": normal,
+        "float16": normal.astype(np.float16),
         "uint16": (normal.view(np.uint32) >> 16).astype(np.uint16),
         "uint8": rng.integers(0, 256, _RANDOM_VALUES, np.uint8),
         "int8": rng.integers(-127, 128, _RANDOM_VALUES, np.int8),
+        "int16": rng.integers(-127, 128, _RANDOM_VALUES, np.int16),
         "bool": rng.integers(0, 2, _RANDOM_VALUES).astype(bool),
     }
 

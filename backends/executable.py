@@ -19,6 +19,7 @@ from ..errors import ProgramError, TargetError, VerificationError
 from . import host as host  # Registers what programs call.
 from .cpu import pipeline
 from .target import Target, detect
+from .tile_permission import request_tiles, uses_tiles
 
 # TVM's default pipeline without the passes that want PrimFuncs with a root block, which kernels here do not have.
 _PIPELINE = (
@@ -64,7 +65,7 @@ class Executable:
     """A loaded library: ``main(inputs..., constants...)`` with the target's threads.
 
     It is loaded on any machine of the same architecture; running it raises ProgramError where this machine's CPU lacks
-    what the target has.
+    what the target has, and TargetError where Linux refuses the use of AMX.
     """
 
     def __init__(self, library: bytes, constants: Sequence[np.ndarray], target: Target) -> None:
@@ -82,6 +83,7 @@ class Executable:
         self._lock = threading.Lock()
         self._target = target
         self._runs_here = target.runs_here()
+        self._uses_tiles = uses_tiles(library, target)
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run once. Inputs are copied into aligned memory; the outputs are new arrays."""
@@ -97,6 +99,8 @@ class Executable:
                 expected=str(self._target),
                 hint="compile the model for the target 'cpu' on this machine",
             )
+        if self._uses_tiles:
+            request_tiles()
         with self._lock:
             use_threads(self._target.threads)
             result = self._main(*inputs, *self._constants)

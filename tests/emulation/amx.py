@@ -13,11 +13,11 @@ import pytest
 
 # A CPU with tiles of which everything else runs here.
 NAME = "cpu:znver4+amx_tile+amx_int8+amx_bf16"
-NEEDS_EMULATION = (
+NEEDS_EMULATION = [
     pytest.mark.isa("avx512_vnni"),
     pytest.mark.isa("avx512_bf16"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="the emulation of AMX is built with gcc, which is missing"),
-)
+]
 
 
 @cache

@@ -13,7 +13,7 @@ from narrowcast import ir
 from narrowcast.backends.cpu.build import compile_functions, empty_outputs
 from narrowcast.backends.cpu.emit import emit
 from narrowcast.backends.cpu.kernel import KernelRequest
-from narrowcast.backends.target import Capabilities
+from narrowcast.backends.target import Capabilities, Target
 from narrowcast.calibration.agreement import group_agreement
 from narrowcast.calibration.numerics import GroupProgram, Stored
 from narrowcast.dims import Dim, evaluate_dim, symbols_in
@@ -44,14 +44,15 @@ class SymbolicKernel:
     """The compiled kernel of a group, made for the extents ``typical``.
 
     exact : how many of the first parameters the anchor multiplies; the others are float32.
+    core : what the kernel is made for, if it is not the target that it is compiled for.
     """
 
     def __init__(self, group: ir.Group, precision: Precision, typical: Mapping[str, int], exact: int = 1,
-                 core: Capabilities = NATIVE.capabilities) -> None:
+                 core: Capabilities | None = None, target: Target = NATIVE) -> None:
         storages = tuple(OPERAND[precision] if i < exact else FLOAT32 for i in range(len(group.parameters)))
         self.request = KernelRequest(group, precision, storages, OUTPUTS, typical=tuple(typical.items()))
-        self.kernel = emit(self.request, core, 2)
-        self.module = compile_functions({"kernel": self.kernel.func}, NATIVE.tvm_target())
+        self.kernel = emit(self.request, core or target.capabilities, 2)
+        self.module = compile_functions({"kernel": self.kernel.func}, target.tvm_target())
 
     def check(self, extents: Mapping[str, int], seed: int = 0) -> None:
         """Run at these extents on random data; assert that every output is what the evaluator computes."""

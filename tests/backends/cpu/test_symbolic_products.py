@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.backends.target import Target
 from narrowcast.dims import Dim
 from narrowcast.errors import UnsupportedOperatorError
 from narrowcast.precision import Precision
 
+from .groups import NATIVE
 from .precisions import EVERY_PRECISION, FEATURES
 from .symbolic import SymbolicKernel, symbol, symbolic_group
 
@@ -25,7 +27,8 @@ def weights(*shape: int) -> ir.Expr:
     return ir.constant(np.random.default_rng(1).standard_normal(shape).astype(np.float32))
 
 
-def linear(precision: Precision, depth: int, columns: int, typical: Mapping[str, int]) -> SymbolicKernel:
+def linear(precision: Precision, depth: int, columns: int, typical: Mapping[str, int],
+           target: Target = NATIVE) -> SymbolicKernel:
     """relu(x · w + bias + residual) for x [batch, seq, depth] and a residual [batch, 1, columns]."""
     batch, seq = symbol("batch"), symbol("seq")
     w, bias = weights(depth, columns), weights(columns)
@@ -37,7 +40,7 @@ def linear(precision: Precision, depth: int, columns: int, typical: Mapping[str,
         return builder.emit(relax.op.nn.relu(y), "relu")
 
     group = symbolic_group("matmul", [(batch, seq, depth), (batch, 1, columns)], body)
-    return SymbolicKernel(group, precision, typical)
+    return SymbolicKernel(group, precision, typical, target=target)
 
 
 @EVERY_PRECISION

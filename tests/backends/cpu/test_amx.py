@@ -1,0 +1,174 @@
+"""Kernels on AMX tiles, executed under emulation: every shape against the same references as on vectors."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from narrowcast.backends.cpu.amx import configuration
+from narrowcast.backends.cpu.amx_tiling import on_tiles
+from narrowcast.backends.cpu.convolution import build_conv
+from narrowcast.backends.cpu.isa import arithmetic
+from narrowcast.backends.cpu.left_rows import MatrixRows
+from narrowcast.backends.cpu.microkernel import Tasks
+from narrowcast.backends.cpu.tiling import Product, Tiles, choose
+from narrowcast.backends.target import Target
+from narrowcast.precision import Precision
+
+from ...emulation import amx
+from .symbolic import SymbolicKernel
+from .test_batched_matmul import check as check_batched
+from .test_convolution import Conv
+from .test_convolution import check as check_conv
+from .test_gemm import check as check_matmul
+from .test_symbolic_convolutions import CONVOLUTIONS, check_at
+from .test_symbolic_products import linear
+
+pytestmark = amx.NEEDS_EMULATION
+TARGET = Target.parse(amx.NAME, 2)
+TILED = pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def emulation() -> None:
+    amx.install()
+
+
+@pytest.fixture
+def must_use_tiles() -> Iterator[None]:
+    """The test has to execute multiply-adds of tiles."""
+    before = amx.executed()
+    yield
+    assert amx.executed() > before
+
+
+@TILED
+@pytest.mark.usefixtures("must_use_tiles")
+@pytest.mark.parametrize(("shape", "columns"), [
+    ((32, 64), 32), ((128, 384), 384), ((2, 49, 96), 40), ((200, 147), 65), ((17, 1000), 16), ((64, 20), 70),
+    ((300, 70), 33)], ids=str)
+def test_matmul(precision: Precision, shape: tuple[int, ...], columns: int) -> None:
+    check_matmul(precision, shape, columns, TARGET)
+
+
+@TILED
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 70), depth=st.integers(1, 300), columns=st.integers(1, 100))
+def test_any_matmul(precision: Precision, rows: int, depth: int, columns: int) -> None:
+    check_matmul(precision, (rows, depth), columns, TARGET)
+
+
+@TILED
+def test_three_threads_divide_the_work(precision: Precision) -> None:
+    check_matmul(precision, (200, 130), 300, TARGET, threads=3)
+
+
+@TILED
+@pytest.mark.usefixtures("must_use_tiles")
+@pytest.mark.parametrize("conv", [
+    Conv(1, 14, 14, 64, 64, (3, 3), padding=(1, 1, 1, 1)),
+    Conv(2, 7, 7, 64, 48, (3, 3), padding=(1, 1, 1, 1)),
+    Conv(1, 32, 32, 3, 64, (7, 7), strides=(2, 2), padding=(3, 3, 3, 3)),
+    Conv(1, 28, 28, 32, 32, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
+    Conv(1, 28, 28, 64, 40, (1, 1), strides=(2, 2)),
+    Conv(2, 11, 13, 20, 30, (3, 3)),
+    Conv(1, 19, 17, 33, 20, (3, 2), strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 2)),
+    Conv(1, 16, 16, 128, 64, (3, 3), padding=(1, 1, 1, 1), groups=2),
+    Conv(1, None, 80, 40, 64, (1, 5), padding=(0, 2, 0, 2)),
+    Conv(3, None, 96, 24, 19, (1, 3), strides=(1, 2), padding=(0, 2, 0, 1), dilation=(1, 2)),
+], ids=str)
+def test_convolution(precision: Precision, conv: Conv) -> None:
+    check_conv(build_conv, precision, conv, TARGET)
+
+
+@TILED
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_convolution(precision: Precision, data: st.DataObject) -> None:
+    size, pad, few = st.integers(5, 20), st.integers(0, 2), st.integers(1, 3)
+    groups = data.draw(st.sampled_from([1, 1, 2]))
+    check_conv(build_conv, precision, Conv(
+        data.draw(st.integers(1, 2)), data.draw(size), data.draw(size), groups * data.draw(st.integers(1, 40)),
+        groups * data.draw(st.integers(1, 40)), (data.draw(few), data.draw(few)), (data.draw(few), data.draw(few)),
+        (data.draw(pad), data.draw(pad), data.draw(pad), data.draw(pad)),
+        (data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))), groups), TARGET)
+
+
+@TILED
+@pytest.mark.usefixtures("must_use_tiles")
+@pytest.mark.parametrize(("left", "right"), [
+    ((2, 3, 32, 64), (2, 3, 64, 32)), ((3, 1, 64, 35), (4, 35, 80)), ((3, 5, 48, 40), (40, 17)),
+    ((1, 150, 130), (1, 130, 300))], ids=str)
+def test_batched_matmul(precision: Precision, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    check_batched(precision, left, right, TARGET)
+
+
+@TILED
+@settings(max_examples=8, deadline=None)
+@given(batch=st.integers(1, 3), rows=st.integers(8, 60), depth=st.integers(1, 200), columns=st.integers(1, 90))
+def test_any_batched_matmul(precision: Precision, batch: int, rows: int, depth: int, columns: int) -> None:
+    check_batched(precision, (batch, rows, depth), (batch, depth, columns), TARGET)
+
+
+@TILED
+@pytest.mark.usefixtures("must_use_tiles")
+@pytest.mark.parametrize(("depth", "columns"), [(64, 70), (200, 33)])
+def test_matmul_of_any_number_of_rows(precision: Precision, depth: int, columns: int) -> None:
+    typical = {"batch": 2, "seq": 64}
+    kernel = linear(precision, depth, columns, typical, TARGET)
+    for extents in (typical, {"batch": 1, "seq": 1}, {"batch": 3, "seq": 5}, {"batch": 1, "seq": 700}):
+        kernel.check(extents)
+
+
+@TILED
+@pytest.mark.parametrize("conv", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolutions_of_any_size(precision: Precision, conv: object) -> None:
+    kernel = SymbolicKernel(conv.group(), precision, {"n": 2, "h": 14, "w": 20}, target=TARGET)  # type: ignore
+    for extents in ((2, 14, 20), (1, 1, 1), (3, 9, 17), (1, 30, 5)):
+        check_at(kernel, extents)
+
+
+def test_few_rows_stay_on_vectors() -> None:
+    unit, capabilities = arithmetic(Precision.INT8, TARGET.capabilities), TARGET.capabilities
+    for count, tiled in ((4, False), (64, True)):
+        product = Product(count, 256, 64)
+        on_vectors = Tasks(product, choose(product, unit, capabilities, 2))
+        _, tasks = on_tiles(on_vectors, MatrixRows(count, 256), unit, capabilities, 2)
+        assert (tasks.schedule.tiles is not None) == tiled
+
+
+def test_configuration_is_laid_out_as_the_manual_says() -> None:
+    memory = configuration(Tiles(rows=14, count=2, steps=12), vectors=2).view(np.uint8)
+    assert memory[0] == 1 and not memory[1:16].any()
+    assert memory[16:32].view(np.uint16).tolist() == [64] * 4 + [48] * 2 + [64] * 2
+    assert memory[48:56].tolist() == [14] * 6 + [12] * 2 and not memory[56:].any() and not memory[32:48].any()
+
+
+_EXECUTE = """
+import ctypes, mmap, sys
+sys.path.insert(0, sys.argv[1])
+import amx
+amx.install()
+memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory.write(bytes.fromhex(sys.argv[2]))
+ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()
+"""
+
+
+@pytest.mark.parametrize(("code", "status"), [
+    ("c4e27849c0 c3", 0),  # tilerelease
+    ("c4e27b49c0 c3", -signal.SIGILL),  # tilezero of a tile without a shape
+    ("0f0b c3", -signal.SIGILL),  # ud2
+], ids=["tilerelease", "tilezero", "ud2"])
+def test_what_the_architecture_refuses_ends_the_process(code: str, status: int) -> None:
+    folder = str(Path(amx.__file__).parent)
+    result = subprocess.run([sys.executable, "-c", _EXECUTE, folder, code], capture_output=True)
+    assert result.returncode == status, result.stderr.decode()
