@@ -43,6 +43,7 @@ TensorStorage = tuple[str, str]
 # Ties are broken towards the more precise, less storage and fewer casts, by ten-thousandths of a microsecond.
 _TIE_US = 1e-4
 _TIME_LIMIT_S = 60.0
+_USUAL_STORAGES = ("float32", "bfloat16", "uint8")
 _RANK = {Precision.FP32: 0, Precision.BF16: 1, Precision.FP16: 1, Precision.INT8: 2}
 
 
@@ -101,7 +102,7 @@ class Problem:
     storage_noise : predicted noise where flexible readers find nothing better than this storage, by (tensor, dtype).
     noise_limit : the largest sum of noise allowed; infinite where only speed counts.
     forced : precisions that are not open to choice, by group name.
-    storages : dtypes that a tensor may be stored in, by name, where not all of float32, bfloat16 and uint8.
+    storages : dtypes that a tensor may be stored in, by name, where not float32, bfloat16 and uint8.
 
     Raises
     ------
@@ -154,7 +155,7 @@ class Problem:
 
     def allowed(self, tensor: str) -> tuple[str, ...]:
         """The storages a tensor may have, most precise first."""
-        own = self.storages.get(tensor, STORAGE_PREFERENCE)
+        own = self.storages.get(tensor, _USUAL_STORAGES)
         return tuple(d for d in STORAGE_PREFERENCE if d in own)
 
     def floats_of(self, group: GroupOptions) -> tuple[str, ...]:

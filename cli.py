@@ -77,7 +77,7 @@ def main() -> None:
 )
 @click.option("--relative", is_flag=True, help="the budget is a share of the FP32 metric")
 @click.option("--confidence", type=float, default=0.95, show_default=True)
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "int8"]), help="force one precision")
+@click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16", "int8"]), help="force one precision")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=EXTENT", help="fix a symbolic dim; may be given repeatedly")
 @click.option("--threads", type=click.IntRange(1), help="threads of the program (default: every core)")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)

@@ -349,6 +349,7 @@ class _Job:
                 qparams,
                 output_scales(self.evaluator, self.statistics),
                 per_channel=self.per_channel,
+                precisions=self.target.precisions(),
                 seed=self.seed,
                 progress=lambda done, total: self.progress("sensitivity of layers", done, total),
             )
@@ -481,6 +482,7 @@ class _Job:
             casts=built.lowered.casts,
             int8_share=share.get("int8", 0.0),
             bf16_share=share.get("bf16", 0.0),
+            fp16_share=share.get("fp16", 0.0),
             latency_ms=latency.get("compiled"),
             fp32_latency_ms=latency.get("FP32"),
             seconds=dict(self.seconds),

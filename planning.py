@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -25,6 +26,7 @@ from .ir import (
     MOVEMENT_KINDS,
     OPAQUE_KINDS,
     Group,
+    constant_value,
     dims_of,
     dtype_of,
     op_bindings,
@@ -32,9 +34,20 @@ from .ir import (
     shape_of,
     shape_symbols,
 )
-from .precision import BFLOAT16, FLOAT32, STORAGE_PREFERENCE, Precision, QParams, Storage
+from .precision import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FP16_BLOCK,
+    STORAGE_PREFERENCE,
+    Precision,
+    QParams,
+    Storage,
+)
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint8": 1}
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+# The largest magnitude that FP16 is used for: half of what float16 holds, since calibration may not have seen all.
+_FP16_RANGE = 65504 / 2
 # What an extent that only running tells is taken for.
 _FOUND_EXTENT = 16
 # A tensor of this many elements is cast to learn what storing costs per byte.
@@ -117,9 +130,24 @@ def precisions_of(
     found = [p for p in target.precisions() if group.kind != "attention" or p is not Precision.INT8]
     if not all(t in qparams for t in network.exact_inputs(group)):
         found = [p for p in found if p is not Precision.INT8]
+    if Precision.FP16 in found and not _fits_fp16(network, group, qparams):
+        found.remove(Precision.FP16)
     if group.name in network.given.groups and Precision.INT8 in found:
         return (Precision.INT8,)
     return tuple(found)
+
+
+def _fits_fp16(network: Network, group: Group, qparams: Mapping[str, QParams]) -> bool:
+    """Whether nothing that a group multiplies, nor a block of its products, exceeds float16 on the calibration data."""
+    inputs = network.exact_inputs(group)
+    if not all(t in qparams for t in inputs):
+        return False
+    largest = [qparams[t].largest for t in inputs]
+    products = max(largest, default=0.0) ** 2
+    if group.kind in ("conv", "depthwise", "matmul"):
+        largest.append(float(np.abs(constant_value(group.anchor.value.args[1])).max(initial=0.0)))
+        products = largest[0] * largest[-1]
+    return max(*largest, products * FP16_BLOCK) <= _FP16_RANGE
 
 
 def candidate(
@@ -167,7 +195,11 @@ def measure_costs(
     casts = [
         (t, s.dtype, build_cast(network.shapes[t], FLOAT32, s, target.capabilities, target.threads))
         for t in network.without_epilogue()
-        for s in (BFLOAT16, *([storage_of(t, "uint8", qparams)] if t in qparams else []))
+        for s in (
+            *([FLOAT16] if Precision.FP16 in target.precisions() else []),
+            BFLOAT16,
+            *([storage_of(t, "uint8", qparams)] if t in qparams else []),
+        )
     ]
     probe = build_cast((_PROBE_ELEMENTS,), FLOAT32, BFLOAT16, target.capabilities, target.threads)
     times = measure([*(k for _, _, k in candidates), *(k for _, _, k in casts), probe])
@@ -183,7 +215,7 @@ def nominal_costs(network: Network, target: Target, qparams: Mapping[str, QParam
     casts = {
         (t, d): math.prod(network.shapes[t]) * (4 + _DTYPE_BYTES[d]) * byte_us
         for t in network.without_epilogue()
-        for d in ("bfloat16", "uint8")
+        for d in ("float16", "bfloat16", "uint8")
     }
     groups = {(g.name, p): 0.0 for g in network.groups for p in precisions_of(network, g, target, qparams)}
     return Costs(groups, casts, byte_us)
@@ -219,8 +251,12 @@ def build_problem(
         if t not in views
         for d, size in _DTYPE_BYTES.items()
     }
-    levels = network.quantizable() & qparams.keys()
-    storages = {t: STORAGE_PREFERENCE if t in levels else STORAGE_PREFERENCE[:2] for t in network.shapes}
+    narrow = {"bfloat16": set(network.shapes), "uint8": network.quantizable() & qparams.keys()}
+    if any(p is Precision.FP16 for _, p in costs.groups):
+        narrow["float16"] = {t for t, q in qparams.items() if q.largest <= _FP16_RANGE}
+    storages = {
+        t: tuple(d for d in STORAGE_PREFERENCE if d == "float32" or t in narrow.get(d, ())) for t in network.shapes
+    }
     exact = {(t, "uint8") for t in network.given.qparams}
     measured = noise.storage if noise else {}
     storage_noise = {key: measured[key] for key in _storages(storages) if key in measured and key not in exact}

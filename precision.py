@@ -17,7 +17,8 @@ from .errors import PlanError
 
 
 class Precision(StrEnum):
-    """What the multiply-adds of an op read. Accumulators and epilogues are s32/float32 throughout."""
+    """What the multiply-adds of an op read. Accumulators and epilogues are s32/float32 throughout; in FP16 the sums of
+    ``FP16_BLOCK`` products are float16 before they are added to those."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -28,6 +29,10 @@ class Precision(StrEnum):
     def storage_dtype(self) -> str:
         """The element type of the tensors an op of this precision reads."""
         return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "uint8"}[self.value]
+
+
+# Products that FP16 adds up in float16 before the sum is added to a float32 accumulator.
+FP16_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class QParams:
         return cls(scale=scale, zero_point=int(np.clip(np.rint(-low / scale), 0, 255)))
 
     @property
+    def largest(self) -> float:
+        """The largest magnitude that is represented."""
+        return self.scale * max(self.zero_point, 255 - self.zero_point)
+
+    @property
     def inverse_scale(self) -> float:
         """``1 / scale`` rounded to float32, the factor that kernels multiply by."""
         return float(np.float32(1.0) / np.float32(self.scale))
@@ -68,7 +78,8 @@ class QParams:
 class Storage:
     """One materialisation of a tensor in memory.
 
-    dtype : "float32", "bfloat16", "uint8" with ``qparams``, or without any a tensor's own integer or boolean type.
+    dtype : "float32", "float16", "bfloat16", "uint8" with ``qparams``, or without any a tensor's own integer or boolean
+        type.
     """
 
     dtype: str
@@ -80,9 +91,10 @@ class Storage:
 
 
 FLOAT32 = Storage("float32")
+FLOAT16 = Storage("float16")
 BFLOAT16 = Storage("bfloat16")
 # The order in which a consumer that may read any storage prefers them.
-STORAGE_PREFERENCE = ("float32", "bfloat16", "uint8")
+STORAGE_PREFERENCE = ("float32", "float16", "bfloat16", "uint8")
 
 
 def readable(stored: Sequence[Storage], required: Precision | Storage | None = None) -> Storage:

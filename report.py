@@ -21,7 +21,7 @@ class Report:
     max_drop : the budget; None where the drop is reported, not judged.
     latency_ms, fp32_latency_ms : median of one call, measured when compiling.
     weight_bytes : packed constants of the program.
-    int8_share, bf16_share : shares of the multiply-adds.
+    int8_share, bf16_share, fp16_share : shares of the multiply-adds.
     casts : stand-alone casts in the program.
     rounds : programs built and measured until the plan stood.
     predicted_us : sum of the groups' measured costs.
@@ -47,6 +47,7 @@ class Report:
     weight_bytes: int = 0
     int8_share: float = 0.0
     bf16_share: float = 0.0
+    fp16_share: float = 0.0
     casts: int = 0
     rounds: int = 0
     predicted_us: float | None = None
@@ -84,7 +85,9 @@ class Report:
                 + (f", FP32 {self.fp32_latency_ms:.3f} ms" if self.fp32_latency_ms is not None else "")
             )
         lines.append(
-            f"multiply-adds: {self.int8_share:.1%} INT8, {self.bf16_share:.1%} BF16; weights "
+            f"multiply-adds: {self.int8_share:.1%} INT8, {self.bf16_share:.1%} BF16"
+            + (f", {self.fp16_share:.1%} FP16" if self.fp16_share else "")
+            + "; weights "
             f"{self.weight_bytes / 1e6:.2f} MB; stand-alone casts: {self.casts}"
         )
         lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in self.seconds.items()))

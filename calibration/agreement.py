@@ -19,11 +19,12 @@ from ..ir import COMPUTE_KINDS, MOVEMENT_KINDS, Constant, Group
 from ..operators.quantization import grid_of
 from ..operators.reference import evaluate_call, evaluate_tensor
 from ..operators.semantics import Value
-from ..precision import Precision
+from ..precision import FP16_BLOCK, Precision
 from .numerics import GroupProgram, Stored, round_to, rounded_weights
 
 _EPSILON = float(np.finfo(np.float32).eps)
-_BFLOAT16_EPSILON = 2.0**-7  # the distance of neighbours, relative
+_EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the distance of neighbours, relative
+_FP16_LEAST = 2.0**-24  # the distance of float16 numbers near 0
 _FUNCTION_ULPS = 8  # what one elementwise function (exp, erf, tanh, a division) may lose, in epsilons
 
 
@@ -86,8 +87,10 @@ def group_agreement(group: Group | GroupProgram, request_precision: Precision, s
 
 def _units(found: Stored, wanted: Stored, tolerance: torch.Tensor) -> float:
     difference = (found.data.double() - wanted.data.double()).abs()
-    if found.storage.dtype == "bfloat16":
-        tolerance = tolerance + _BFLOAT16_EPSILON * wanted.data.double().abs()
+    if found.storage.dtype in _EPSILONS:
+        tolerance = tolerance + _EPSILONS[found.storage.dtype] * wanted.data.double().abs()
+    if found.storage.dtype == "float16":
+        tolerance = tolerance + _FP16_LEAST
     same = (found.data == wanted.data) | (found.data.isnan() & wanted.data.isnan())
     units = torch.where(same, torch.zeros_like(difference), difference / tolerance)
     return float(torch.nan_to_num(units, nan=float("inf")).max())
@@ -155,8 +158,18 @@ def _accumulation(program: GroupProgram, precision: Precision, inputs: Sequence[
     if precision is Precision.INT8:
         bias = max((float(c.abs().max()) for c in program.constants.values() if c.dim() <= 1 or c.numel()
                     == c.shape[-1]), default=0.0)
-    terms = 4 if precision is Precision.INT8 else 2 * (magnitudes[1].numel() // _columns(call, magnitudes[1]))
-    return terms * _EPSILON * (sums + bias)
+    length = magnitudes[1].numel() // _columns(call, magnitudes[1])
+    bound = (4 if precision is Precision.INT8 else 2 * length) * _EPSILON * (sums + bias)
+    if precision is Precision.FP16 and group.kind != "depthwise":
+        bound = bound + _fp16_blocks(sums, length)
+    return bound
+
+
+def _fp16_blocks(sums: torch.Tensor, length: int) -> torch.Tensor:
+    """The bound on rounding the partial sums of blocks of products to float16, whose magnitudes add up to ``sums``:
+    ``n u / (1 - n u)`` for n roundings of unit u, and half the least distance of each in the subnormal range."""
+    roundings = FP16_BLOCK * _EPSILONS["float16"] / 2
+    return roundings / (1 - roundings) * sums + length * _FP16_LEAST / 2
 
 
 def _columns(call: relax.Call, right: torch.Tensor) -> int:
@@ -177,10 +190,15 @@ def _attention_bound(program: GroupProgram, precision: Precision, operands: Mapp
     largest = float(products.max()) + (float(args[3].abs().max()) if len(args) > 3 else 0.0)
     relative = _EPSILON * (2 * q.shape[-1] * largest + 2 * k.shape[1] + 2 * _FUNCTION_ULPS)
     if precision is not Precision.FP32:
-        relative += _BFLOAT16_EPSILON / 2
+        relative += _EPSILONS[precision.storage_dtype] / 2
+    absolute = 0.0
+    if precision is Precision.FP16:
+        scores = _fp16_blocks(torch.tensor(largest), q.shape[-1])
+        relative += 2 * float(scores) + float(_fp16_blocks(torch.tensor(1.0), 0))
+        absolute = k.shape[1] * _FP16_LEAST * (1 + float(v.abs().max()))
     weighted = evaluate_tensor(call, [q, k, v.abs(), *(a.double() for a in args[3:])], program.group.name,
                                program.extents)
-    return relative * weighted
+    return relative * weighted + absolute
 
 
 def _conditioning(program: GroupProgram, inputs: Sequence[Stored], value: torch.Tensor,

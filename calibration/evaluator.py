@@ -37,7 +37,7 @@ class Evaluation:
 
     values : by tensor name (model inputs, groups, elements of tuples), float32: what a consumer that may read any
         storage reads. Integer tensors keep their type.
-    materialised : by tensor name and storage type, what lies in memory: float32, bfloat16, uint8 levels.
+    materialised : by tensor name and storage type, what lies in memory: float32, float16, bfloat16, uint8 levels.
     outputs : what the network returns, in order, as float32 or their own type.
     extents : of the symbols, by name, of the last sample.
     """
@@ -234,7 +234,8 @@ class _Run:
         for storage in self.plan.casts.get(name, ()) if self.plan is not None else ():
             stored.append(Stored.of(self._read(name).real, storage))
         best = self._read(name)
-        if self.visit is not None and (best.storage.qparams or best.storage.dtype in ("float32", "bfloat16")):
+        is_float = best.storage.dtype in ("float32", "float16", "bfloat16")
+        if self.visit is not None and (best.storage.qparams or is_float):
             self.visit(name, best.real)
         if self.keep is None or name in self.keep:
             self.values[name] = best.real

@@ -37,8 +37,8 @@ _EXACT_IN_FLOAT32 = 2**24
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it lies in memory: ``data`` is float32, bfloat16, uint8 or the tensor's own type (integer, boolean,
-    float64)."""
+    """A tensor as it lies in memory: ``data`` is float32, float16, bfloat16, uint8 or the tensor's own type (integer,
+    boolean, float64)."""
 
     data: torch.Tensor
     storage: Storage
@@ -242,7 +242,7 @@ class _Anchor:
         name, kind = self.program.group.name, self.program.group.kind
         if kind == "attention":
             if self.precision is Precision.INT8:
-                raise PlanError("attention has no INT8 form", layer=name, expected="fp32 or bf16")
+                raise PlanError("attention has no INT8 form", layer=name, expected="fp32, fp16 or bf16")
             return self._attention(), 1, None
         if self.precision is not Precision.INT8:
             operands = [self._rounded(a) for a in self.call.args]

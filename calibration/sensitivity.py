@@ -22,13 +22,17 @@ from tvm import relax
 from ..errors import DataError
 from ..ir import MOVEMENT_KINDS, Group
 from ..operators.semantics import Value
-from ..precision import BFLOAT16, Precision, PrecisionPlan, QParams, Storage
+from ..precision import BFLOAT16, FLOAT16, FP16_BLOCK, Precision, PrecisionPlan, QParams, Storage
 from .evaluator import Evaluator, Inputs
 from .numerics import GroupProgram, Stored, rounded_weights
 from .statistics import TensorStatistics
 
 Progress = Callable[[int, int], None]
-_STORAGE_PRECISIONS = {"bfloat16": Precision.BF16, "uint8": Precision.INT8}
+_STORAGE_PRECISIONS = {"float16": Precision.FP16, "bfloat16": Precision.BF16, "uint8": Precision.INT8}
+_STORAGES = {Precision.FP16: FLOAT16, Precision.BF16: BFLOAT16}
+# Noise of FP16 products in units of what rounding their operands makes. A sum of k products in float16 is rounded
+# relative to sqrt(k) of them, a product twice relative to one, by the roundings of its operands.
+_FP16_SUMS = 1.0 + (FP16_BLOCK + 1) / 4
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def output_scales(evaluator: Evaluator, statistics: Mapping[str, TensorStatistic
 
 def estimate_sensitivities(
     evaluator: Evaluator, samples: Sequence[Inputs], qparams: Mapping[str, QParams], scales: Mapping[str, float], *,
-    seed: int = 0, draws: int = 1, per_channel: bool = True, progress: Progress | None = None,
+    seed: int = 0, draws: int = 1, per_channel: bool = True,
+    precisions: Sequence[Precision] = (Precision.BF16, Precision.INT8), progress: Progress | None = None,
 ) -> Sensitivities:
     """Estimate all sensitivities over ``samples``.
 
@@ -64,6 +69,7 @@ def estimate_sensitivities(
     draws : random directions per sample, each one backward pass; the estimate's relative standard error is about
         ``sqrt(2 / (samples * draws))`` where one direction of the output dominates.
     per_channel : whether INT8 weights have a scale per output channel.
+    precisions : that groups may have; BF16 and INT8, whose storages every target has, are always among them.
     progress : called as ``progress(done, total)`` after each of ``samples``.
 
     The same arguments give the same result. Raises DataError where there are no samples, no float output, or a
@@ -71,7 +77,7 @@ def estimate_sensitivities(
     """
     if not samples:
         raise DataError("sensitivities need at least one sample")
-    pass_ = _BackwardPass(evaluator, qparams, scales, per_channel)
+    pass_ = _BackwardPass(evaluator, qparams, scales, per_channel, Precision.FP16 in precisions)
     totals: dict[_Key, float] = dict.fromkeys(pass_.keys, 0.0)
     count, generator = 0, torch.Generator().manual_seed(seed)
     for done, inputs in enumerate(samples, start=1):
@@ -83,7 +89,9 @@ def estimate_sensitivities(
         if progress is not None:
             progress(done, len(samples))
     elements = count * draws * pass_.output_elements
-    compute = {(name, p): total / elements for (name, p), total in totals.items() if isinstance(p, Precision)}
+    kinds = {g.name: g.kind for g in evaluator.groups}
+    compute = {(name, p): total / elements * (_FP16_SUMS if p is Precision.FP16 and kinds[name] != "depthwise" else 1.0)
+               for (name, p), total in totals.items() if isinstance(p, Precision)}
     storage = {(name, d): total / elements for (name, d), total in totals.items() if not isinstance(d, Precision)}
     return Sensitivities(compute, storage, count)
 
@@ -111,11 +119,12 @@ class _BackwardPass:
     """Forward in FP32 with a hook on every edge and weight, then backward from a random direction."""
 
     def __init__(self, evaluator: Evaluator, qparams: Mapping[str, QParams], scales: Mapping[str, float],
-                 per_channel: bool) -> None:
+                 per_channel: bool, has_fp16: bool) -> None:
         self.evaluator = evaluator
         self.scales = scales
-        self.storages = {"bfloat16": dict.fromkeys(_float_tensors(evaluator, qparams), BFLOAT16),
-                         "uint8": {name: Storage("uint8", q) for name, q in qparams.items()}}
+        floats = [FLOAT16, BFLOAT16] if has_fp16 else [BFLOAT16]
+        self.storages = {s.dtype: dict.fromkeys(_float_tensors(evaluator, qparams), s) for s in floats}
+        self.storages["uint8"] = {name: Storage("uint8", q) for name, q in qparams.items()}
         self.precisions = {g.name: self._precisions(g) for g in evaluator.groups}
         self.weight_errors = {
             (name, precision): self._weight_error(program, precision, per_channel)
@@ -130,7 +139,8 @@ class _BackwardPass:
             return []
         integer = group.kind != "attention" and all(group.inputs[i] in self.storages["uint8"]
                                                     for i in group.exact_inputs)
-        return [Precision.BF16, Precision.INT8] if integer else [Precision.BF16]
+        return [p for dtype, p in _STORAGE_PRECISIONS.items() if dtype in self.storages
+                and (integer or p is not Precision.INT8)]
 
     @staticmethod
     def _weight_error(program: GroupProgram, precision: Precision, per_channel: bool) -> torch.Tensor:
@@ -189,7 +199,7 @@ class _BackwardPass:
 
         def multiply(gradient: torch.Tensor) -> None:
             for dtype, precision in _STORAGE_PRECISIONS.items():
-                storage = self.storages[dtype].get(tensor)
+                storage = self.storages.get(dtype, {}).get(tensor)
                 if storage is None or (exact and precision not in self.precisions[group.name]):
                     continue
                 error = Stored.of(plain, storage).real - plain
@@ -215,10 +225,12 @@ class _BackwardPass:
         """Attention rounds inside, its probabilities: its error is taken where it leaves the group."""
         exact = program.group.exact_inputs
         with torch.no_grad():
-            stored = [Stored.of(e, BFLOAT16 if i in exact else Storage("float32")) for i, e in enumerate(edges)]
-            error = program.compute(stored, Precision.BF16) - program.compute(  # type: ignore[operator]
-                [Stored.of(e, Storage("float32")) for e in edges], Precision.FP32)
-        self._add((program.group.name, Precision.BF16), gradient, error)
+            plain = program.compute([Stored.of(e, Storage("float32")) for e in edges], Precision.FP32)
+            for precision in self.precisions[program.group.name]:
+                storage = _STORAGES[precision]
+                stored = [Stored.of(e, storage if i in exact else Storage("float32")) for i, e in enumerate(edges)]
+                error = program.compute(stored, precision) - plain  # type: ignore[operator]
+                self._add((program.group.name, precision), gradient, error)
 
     def _add(self, key: _Key, gradient: torch.Tensor, error: torch.Tensor) -> None:
         product = float((gradient * error).sum(dtype=torch.float64))

@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ...dims import Dim
 from ...ir import constant_value
-from ...precision import BFLOAT16, Precision
+from ...precision import Precision, Storage
 from ..target import Capabilities
 from .convolution import Geometry
 from .epilogue import Epilogue, Position
@@ -29,8 +29,10 @@ from .tiling import ceil_div
 from .vector_math import Vector, fma, splat
 from .vector_memory import Index, decode, flat_view, load, store
 
-# Kernels of at most this many taps are unrolled, so that the weights stay in registers.
+# Kernels of at most this many taps are unrolled, so that the weights stay in registers; where there are few registers,
+# of as many as leave room for the columns.
 _UNROLLED_TAPS = 25
+_MANY_REGISTERS = 32
 _EXACT_IN_FLOAT32 = 2**24
 _MOST_COLUMNS = 8
 
@@ -93,6 +95,7 @@ class Depthwise:
     kind : what is accumulated, "float32" or "int32".
     padding : the stored value that stands for zero.
     tasks : into which the units are dealt.
+    unrolled : taps, at most, whose weights are kept in registers.
     """
 
     geometry: Geometry
@@ -102,6 +105,7 @@ class Depthwise:
     padding: int
     tasks: int
     epilogue: Epilogue
+    unrolled: int
 
     @property
     def pitch(self) -> Dim:
@@ -146,7 +150,7 @@ class Depthwise:
         taps = g.kernel[0] * g.kernel[1]
         first = bind("first", place.vector * (taps * lanes))
         kept = [bind(f"w_{t}", load(weights, first + t * lanes, lanes)) for t in range(taps)] \
-            if taps <= _UNROLLED_TAPS else None
+            if taps <= self.unrolled else None
         with T.serial(place.rows) as y:
             named("y", y)
 
@@ -236,10 +240,8 @@ class Depthwise:
                 store(wide, at + named("pad", x) * self.unit.lanes, value, self.unit.lanes)
 
     def _widened(self, raw: Vector) -> Vector:
-        if self.unit.precision is Precision.BF16:
-            return decode(raw, BFLOAT16)
-        if self.unit.precision is Precision.FP32:
-            return raw
+        if self.unit.precision is not Precision.INT8:
+            return decode(raw, Storage(self.unit.precision.storage_dtype))
         integer = T.Cast(f"int32x{self.unit.lanes}", raw)
         return T.Cast(f"float32x{self.unit.lanes}", integer) if self.kind == "float32" else integer
 
@@ -248,7 +250,7 @@ def build_depthwise(request: KernelRequest, capabilities: Capabilities, threads:
     """The kernel of a depthwise convolution group (1-D or 2-D, any stride, padding, dilation) with its epilogue."""
     call = request.group.anchor.value
     geometry = Geometry.of(call, request.group.name)
-    unit = arithmetic(request.precision, capabilities)
+    unit = replace(arithmetic(request.precision, capabilities), lanes=capabilities.vector_bits // 32)
     taps, channels = geometry.kernel[0] * geometry.kernel[1], geometry.channels
     by_tap = constant_value(call.args[1]).reshape(channels, taps).T
     epilogue, scaling, operand = prepare(request, capabilities, by_tap[None, :, None, :])
@@ -260,7 +262,9 @@ def build_depthwise(request: KernelRequest, capabilities: Capabilities, threads:
                  *(with_slack(a, unit.lanes) for a in scaling))
     blocks = choose_blocks(geometry.at(request.typically), unit.lanes, capabilities, threads)
     tasks = min(threads, request.typically(units_of(geometry, blocks, unit.lanes)))
-    emitter = Depthwise(geometry, unit, blocks, kind, qparams.zero_point if qparams else 0, tasks, epilogue)
+    spare = capabilities.registers - blocks.columns - 1
+    unrolled = _UNROLLED_TAPS if capabilities.registers >= _MANY_REGISTERS else min(_UNROLLED_TAPS, spare)
+    emitter = Depthwise(geometry, unit, blocks, kind, qparams.zero_point if qparams else 0, tasks, epilogue, unrolled)
 
     def emit(parameters: Parameters) -> None:
         emitter.emit(named("x", flat_view(parameters.inputs[data])), parameters.constants[0],

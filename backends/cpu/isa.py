@@ -17,11 +17,15 @@ from tvm.script.ir_builder import tirx as T
 
 from ...dims import Dim
 from ...errors import TargetError
-from ...precision import Precision
+from ...precision import FP16_BLOCK, Precision
 from ..target import Capabilities
 from .llvm_helpers import DOT_BF16, DOT_BF16_NAME, DOT_WORDS_NAME, dot_words
 from .vector_math import Vector, fma, splat
 from .vector_memory import Index, load, store
+
+# Cycles of a multiply-add of FP16 with its share of adding a block's sums to two float32 vectors.
+_FP16_CYCLES = 1.5
+
 
 def named(name: str, value: Vector) -> Vector:
     """Give a loop variable, buffer or bound value the name that the emitted code shows; returns it."""
@@ -67,6 +71,11 @@ class Arithmetic:
     block: int = 0
     cycles: float = 1.0
     left_cycles: float = 0.0
+
+    @property
+    def sum(self) -> str:
+        """Element type of what ``multiply_add`` adds to."""
+        return self.operand if self.block else self.accumulator
 
     @property
     def operand_bytes(self) -> int:
@@ -145,15 +154,18 @@ def arithmetic(precision: Precision, capabilities: Capabilities) -> Arithmetic:
     if precision not in capabilities.precisions:
         raise TargetError(f"the target has no {precision} multiply-add",
                           found=", ".join(sorted(capabilities.features)),
-                          expected={"bf16": "avx512_bf16"}.get(str(precision)))
+                          expected={"bf16": "avx512_bf16", "fp16": "avx512_fp16"}.get(str(precision)))
     lanes, features = capabilities.vector_bits // 32, capabilities.features
     cycles = lanes / 16
     if precision is Precision.INT8 and features & {"avx512_vnni", "avx_vnni"}:
         return Arithmetic(precision, lanes, 4, "uint8", "int8", "int32", cycles=cycles)
     if precision is Precision.INT8:
-        return Arithmetic(precision, lanes, 4, "uint8", "int16", "int32", parts=2, cycles=2 * cycles, left_cycles=cycles)
+        return Arithmetic(precision, lanes, 4, "uint8", "int16", "int32", parts=2, cycles=2 * cycles,
+                          left_cycles=cycles)
     if precision is Precision.BF16:
         return Arithmetic(precision, 16, 2, "uint16", "uint16", "float32")
+    if precision is Precision.FP16:
+        return Arithmetic(precision, 32, 1, "float16", "float16", "float32", block=FP16_BLOCK, cycles=_FP16_CYCLES)
     return Arithmetic(precision, lanes, 1, "float32", "float32", "float32", cycles=cycles)
 
 

@@ -40,7 +40,7 @@ def build_opaque(request: KernelRequest, capabilities: Capabilities, threads: in
     other than the tensors' own types.
     """
     group = request.group
-    if any(s.dtype == "bfloat16" or s.qparams is not None for s in (*request.inputs, *request.outputs)):
+    if any(s.dtype in ("float16", "bfloat16") or s.qparams is not None for s in (*request.inputs, *request.outputs)):
         raise UnsupportedOperatorError("an operator without a kernel of its own reads and writes float32 only",
                                        layer=group.name, found=[s.dtype for s in (*request.inputs, *request.outputs)])
     function, arrays = lift_constants(group.function)

@@ -17,7 +17,8 @@ define <16 x float> @narrowcast_dot_bf16(<16 x float> %acc, <16 x i32> %a, <16 x
 DOT_WORDS_NAME = "narrowcast_dot_words"
 _DOT_WORDS = """
 declare <{lanes} x i32> @llvm.x86.{instruction}(<{words} x i16>, <{words} x i16>)
-define <{lanes} x i32> @narrowcast_dot_words(<{lanes} x i32> %acc, <{bytes} x i8> %x, <{bytes} x i16> %w) alwaysinline {{
+define <{lanes} x i32> @narrowcast_dot_words(<{lanes} x i32> %acc, <{bytes} x i8> %x, <{bytes} x i16> %w)
+    alwaysinline {{
   %pairs = bitcast <{bytes} x i8> %x to <{words} x i16>
   %even = and <{words} x i16> %pairs, splat (i16 255)
   %odd = lshr <{words} x i16> %pairs, splat (i16 8)

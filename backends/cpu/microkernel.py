@@ -19,7 +19,7 @@ from .amx import MatrixUnit, tiles_at_work
 from .isa import Arithmetic, bind, named, span
 from .operands import Block, Finish, Left, Reduction, emit_taps
 from .tiling import Columns, Product, Schedule, ceil_div, columns_of
-from .vector_math import Vector, splat
+from .vector_math import Vector, splat, vector_type
 from .vector_memory import Index, load, store
 
 Accumulators = list[list[tirx.Buffer]]
@@ -37,6 +37,10 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
         for row in acc:
             store(row[j], 0, start, lanes)
     steps = ceil_div(left.reduction.depth, arithmetic.depth)
+    sums = acc
+    if arithmetic.block:
+        sums = [[named(f"sum_{i}_{j}", T.alloc_buffer((lanes,), arithmetic.sum)) for j in range(vectors)]
+                for i in range(len(bases))]
 
     def step(tap: Index, offset: Index, k: Index, present: Index | None = None) -> None:
         at = block.first + (tap * steps + k) * (vectors * arithmetic.panel)
@@ -44,11 +48,40 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
         for i, base in enumerate(bases):
             value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth, present))
             for j in range(vectors):
-                store(acc[i][j], 0, arithmetic.multiply_add(load(acc[i][j], 0, lanes), value, right[j]), lanes)
+                store(sums[i][j], 0, arithmetic.multiply_add(load(sums[i][j], 0, lanes), value, right[j]), lanes)
 
-    emit_taps(left.reduction.taps, lambda tap, offset: _emit_steps(
-        arithmetic, left.reduction, lambda k, *present: step(tap, offset, k, *present)))
+    def reduce(tap: Index, offset: Index) -> None:
+        if arithmetic.block:
+            _emit_blocks(arithmetic, steps, (acc, sums), lambda k: step(tap, offset, k))
+        else:
+            _emit_steps(arithmetic, left.reduction, lambda k, *present: step(tap, offset, k, *present))
+
+    emit_taps(left.reduction.taps, reduce)
     return acc
+
+
+def _emit_blocks(arithmetic: Arithmetic, steps: Dim, tile: tuple[Accumulators, Accumulators],
+                 step: Callable[[Index], None]) -> None:
+    """Emit ``step(k)`` for every step of a tap, in blocks whose sums are added to the accumulators; ``tile`` is
+    (accumulators, sums)."""
+    lanes, size = arithmetic.lanes, arithmetic.block
+
+    def emit(first: Index, count: Dim) -> None:
+        pairs = [pair for rows in zip(*tile, strict=True) for pair in zip(*rows, strict=True)]
+        for _, total in pairs:
+            store(total, 0, splat(tirx.const(0, arithmetic.sum), lanes), lanes)
+        with T.serial(count) as k:
+            step(first + named("k", k))
+        for acc, total in pairs:
+            wide = T.Cast(vector_type(arithmetic.accumulator, lanes), load(total, 0, lanes))
+            store(acc, 0, load(acc, 0, lanes) + wide, lanes)
+
+    full, rest = steps // size, steps % size
+    if not (isinstance(full, int) and full == 0):
+        with T.serial(full) as block:
+            emit(named("of", block) * size, size)
+    if not (isinstance(rest, int) and rest == 0):
+        emit(full * size, rest)
 
 
 def _emit_steps(arithmetic: Arithmetic, reduction: Reduction, step: Callable[..., None]) -> None:

@@ -111,7 +111,7 @@ class _Stage:
     def zero(self, value: float = 0.0) -> int | float:
         """A real value as it is stored."""
         stored = encode_array(np.full((1,), value, np.float32), self.storage)[0]
-        return float(stored) if self.storage.dtype == "float32" else int(stored)
+        return float(stored) if stored.dtype.kind == "f" else int(stored)
 
 
 def _reshape(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:

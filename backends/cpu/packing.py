@@ -49,4 +49,6 @@ def pad_columns(values: np.ndarray, groups: int, lanes: int) -> np.ndarray:
 
 def as_operand(weights: np.ndarray, precision: Precision) -> np.ndarray:
     """Floating point weights as the multiply-add reads them."""
-    return to_bfloat16(weights) if precision is Precision.BF16 else np.asarray(weights, dtype=np.float32)
+    if precision is Precision.BF16:
+        return to_bfloat16(weights)
+    return np.asarray(weights, dtype=np.float16 if precision is Precision.FP16 else np.float32)

@@ -30,16 +30,16 @@ def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
     with IRBuilder() as builder, T.prim_func():
         T.func_name("peak")
         T.func_attr({"tirx.noalias": True})
-        out = T.arg("out", T.buffer((target.threads * unit.lanes,), unit.accumulator))
+        out = T.arg("out", T.buffer((target.threads * unit.lanes,), unit.sum))
         with T.parallel(target.threads) as thread, unit.helpers():
             named("thread", thread)
             accumulators = [
-                named(f"acc{i}", T.alloc_buffer((unit.lanes,), unit.accumulator)) for i in range(_ACCUMULATORS)
+                named(f"acc{i}", T.alloc_buffer((unit.lanes,), unit.sum)) for i in range(_ACCUMULATORS)
             ]
             left = named("left", T.alloc_buffer((unit.panel,), unit.operand))
             right = named("right", T.alloc_buffer((unit.panel,), unit.weight))
             for acc in accumulators:
-                store(acc, 0, splat(0, unit.lanes, unit.accumulator), unit.lanes)
+                store(acc, 0, splat(0, unit.lanes, unit.sum), unit.lanes)
             store(left, 0, tirx.Broadcast(_cast(thread, unit.operand), unit.panel), unit.panel)
             store(right, 0, tirx.Broadcast(_cast(thread, unit.weight), unit.panel), unit.panel)
             with T.serial(_STEPS):
@@ -67,7 +67,7 @@ def _peak_module(precision: Precision, target: Target) -> tvm.runtime.Module:
 def peak_macs_per_second(precision: Precision, target: Target, rounds: int = 15) -> float:
     """Multiply-adds per second of all threads together: the best of ``rounds`` runs of about a millisecond."""
     unit = arithmetic(precision, target.capabilities)
-    out = tvm.runtime.empty((target.threads * unit.lanes,), unit.accumulator)
+    out = tvm.runtime.empty((target.threads * unit.lanes,), unit.sum)
     use_threads(target.threads)
     timer = _peak_module(precision, target).time_evaluator("peak", tvm.cpu(), number=1, repeat=rounds)
     seconds = min(timer(out).results)

@@ -115,7 +115,7 @@ def _interleaved(unit: Arithmetic, rows: list[Vector]) -> Vector:
 def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: Panel) -> None:
     """Pack rows of ``right`` as columns, from row ``column`` on; the reduction runs along its columns (not INT8).
 
-    Squares of ``lanes × lanes`` 32-bit words are transposed in registers.
+    Squares of ``lanes × lanes`` words, a step's elements each, are transposed in registers.
     """
     steps = -(-right.columns // unit.depth)
     with T.serial(panel.vectors) as vector:
@@ -147,7 +147,7 @@ def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, 
             line = row + i if isinstance(present, int) else T.min(row + i, right.rows - 1)
             at = right.origin + line * right.pitch + begin * unit.depth
             rows.append(bind(f"row_{i}", _words(unit, load(right.source, at, unit.panel, elements))))
-        zero = splat(tirx.const(0, "int32"), unit.lanes)
+        zero = splat(tirx.const(0, _word(unit)), unit.lanes)
         columns = transposed(rows + [zero] * (unit.lanes - known))
         for s in range(count):
             at = panel.first + ((begin + s) * panel.vectors + vector) * unit.panel
@@ -163,8 +163,13 @@ def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, 
         square(full * unit.lanes, rest)
 
 
+def _word(unit: Arithmetic) -> str:
+    """The integer type of a step's elements."""
+    return f"int{8 * unit.operand_bytes * unit.depth}"
+
+
 def _words(unit: Arithmetic, elements: Vector) -> Vector:
-    return T.reinterpret(f"int32x{unit.lanes}", elements)
+    return T.reinterpret(vector_type(_word(unit), unit.lanes), elements)
 
 
 def transposed(rows: list[Vector]) -> list[Vector]:

@@ -90,8 +90,10 @@ def load_float(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index, stor
 
 
 def decode(raw: Vector, storage: Storage) -> Vector:
-    """float32 from what is stored: bfloat16 bits are widened, uint8 becomes ``(q - zero_point) * scale``."""
+    """float32 from what is stored: float16 and bfloat16 are widened, uint8 becomes ``(q - zero_point) * scale``."""
     lanes = lanes_of(raw)
+    if storage.dtype == "float16":
+        return T.Cast(vector_type("float32", lanes), raw)
     if storage.dtype == "bfloat16":
         wide = T.Cast(vector_type("uint32", lanes), raw)
         return T.reinterpret(vector_type("float32", lanes), T.shift_left(wide, splat(16, lanes, "uint32")))
@@ -109,6 +111,8 @@ def store_float(buffer: tvm.ir.Expr, index: Index, value: Vector, valid: Index, 
 
 def encode(value: Vector, storage: Storage, features: frozenset[str]) -> Vector:
     """What is stored for a float32 vector (see ``precision.QParams`` and docs/design.md)."""
+    if storage.dtype == "float16":
+        return T.Cast(vector_type("float16", lanes_of(value)), value)
     if storage.dtype == "bfloat16":
         return _to_bfloat16(value, features)
     if storage.qparams is not None:

@@ -152,7 +152,7 @@ def emit_max_pool(source: tvm.ir.Expr, target: tvm.ir.Expr, window: Window, stor
 
         window.scan(row, compare)
         result = load(slot, 0, lanes, lanes)
-        if storage.dtype == "bfloat16":
+        if not raw:
             result = encode(result, storage, frozenset())
         store(target, row * window.channels + column, result, valid)
 

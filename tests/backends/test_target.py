@@ -42,7 +42,7 @@ def test_a_cpu_without_avx2_is_refused() -> None:
     ("alderlake", (Precision.FP32, Precision.INT8)),
     ("icelake-server", (Precision.FP32, Precision.INT8)),
     ("znver4", (Precision.FP32, Precision.BF16, Precision.INT8)),
-    ("sapphirerapids", (Precision.FP32, Precision.BF16, Precision.INT8))])
+    ("sapphirerapids", (Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8))])
 def test_precisions_follow_from_the_name(name: str, precisions: tuple[Precision, ...]) -> None:
     assert Target.parse(f"cpu:{name}", 4).precisions() == precisions
 

@@ -13,7 +13,7 @@ from narrowcast.backends.cpu.build import run_kernel
 from narrowcast.backends.cpu.kernel import Kernel, KernelRequest
 from narrowcast.backends.target import Capabilities, Target
 from narrowcast.operators.quantization import quantize_weights
-from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+from narrowcast.precision import FP16_BLOCK, Precision, QParams, Storage
 
 NATIVE = Target.parse("cpu", threads=2)
 Build = Callable[[KernelRequest, Capabilities, int], Kernel]
@@ -32,7 +32,7 @@ def storage_for(precision: Precision, array: np.ndarray) -> Storage:
     """The storage that an op of this precision reads, fitted to the data."""
     if precision is Precision.INT8:
         return Storage("uint8", QParams.from_range(float(array.min()), float(array.max())))
-    return BFLOAT16 if precision is Precision.BF16 else FLOAT32
+    return Storage(precision.storage_dtype)
 
 
 def stored(array: np.ndarray, storage: Storage) -> np.ndarray:
@@ -45,7 +45,7 @@ def held_weights(weights: np.ndarray, precision: Precision, *, per_channel: bool
     if precision is Precision.INT8:
         quantized, scales = quantize_weights(weights, per_channel=per_channel)
         return quantized * scales.astype(np.float64)
-    return stored(weights, BFLOAT16 if precision is Precision.BF16 else FLOAT32).astype(np.float64)
+    return stored(weights, Storage(precision.storage_dtype)).astype(np.float64)
 
 
 def execute(build: Build, request: KernelRequest, inputs: Sequence[np.ndarray], target: Target = NATIVE,
@@ -57,12 +57,16 @@ def execute(build: Build, request: KernelRequest, inputs: Sequence[np.ndarray], 
     return [decode_array(r, s) for r, s in zip(results, request.outputs, strict=True)]
 
 
-def assert_close(actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, storage: Storage, terms: int) -> None:
-    """Equal to the rounding of a float32 sum of ``terms`` products and of the storage.
+def assert_close(actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, storage: Storage, terms: int,
+                 precision: Precision = Precision.FP32) -> None:
+    """Equal to the rounding of a float32 sum of ``terms`` products, in FP16 of blocks in float16, and of the storage.
 
     magnitude : the sum of the products' absolute values, which bounds the error of any order of summation.
     """
     bound = np.finfo(np.float32).eps * (terms + 4) * magnitude + 1e-30
+    if precision is Precision.FP16:  # Every addition rounds the block's sum, below 2^-14 to multiples of 2^-24.
+        roundings = min(terms, FP16_BLOCK)
+        bound = bound + magnitude * (roundings * 2.0**-11 / (1 - roundings * 2.0**-11)) + terms * 2.0**-25
     if storage.dtype == "bfloat16":
         bound = bound + np.abs(expected) * 2.0**-8
     if storage.qparams is not None:

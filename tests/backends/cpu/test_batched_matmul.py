@@ -34,7 +34,7 @@ def check(precision: Precision, left: tuple[int, ...], right: tuple[int, ...], t
     request = KernelRequest(group_of("batched_matmul", [left, right], body), precision, storages, OUTPUTS)
     x, y = (stored(v, s).astype(np.float64) for v, s in zip((a, b), storages, strict=True))
     for got, storage in zip(execute(build_batched_matmul, request, [a, b], target), OUTPUTS, strict=True):
-        assert_close(got, 0.5 * (x @ y), np.abs(x) @ np.abs(y), storage, left[-1])
+        assert_close(got, 0.5 * (x @ y), np.abs(x) @ np.abs(y), storage, left[-1], precision)
 
 
 @EVERY_PRECISION

@@ -90,7 +90,7 @@ def check(build: Build, precision: Precision, conv: Conv, target: Target = NATIV
     results = execute(build, request, [squeezed(data), squeezed(residual)], target)
     terms = conv.kernel[0] * conv.kernel[1] * conv.channels // conv.groups
     for got, output in zip(results, OUTPUTS, strict=True):
-        assert_close(got, squeezed(np.maximum(expected + added, 0)), squeezed(magnitude), output, terms)
+        assert_close(got, squeezed(np.maximum(expected + added, 0)), squeezed(magnitude), output, terms, precision)
 
 
 @EVERY_PRECISION

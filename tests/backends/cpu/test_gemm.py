@@ -45,7 +45,7 @@ def check(precision: Precision, shape: tuple[int, ...], columns: int, target: Ta
     zero = abs(x.min())  # the data minus its zero point
     magnitude = (np.abs(values) + zero) @ np.abs(held) + np.abs(bias) + np.abs(added)
     for got, storage in zip(actual, outputs, strict=True):
-        assert_close(got, expected, magnitude, storage, depth)
+        assert_close(got, expected, magnitude, storage, depth, precision)
 
 
 @EVERY_PRECISION

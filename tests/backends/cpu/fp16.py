@@ -1,0 +1,54 @@
+"""FP16's multiply-add on CPUs without it: each one computed in float32 and rounded to float16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tvm.script.ir_builder import tirx as T
+
+from narrowcast.backends.cpu.isa import Arithmetic
+from narrowcast.backends.cpu.vector_math import Vector
+from narrowcast.precision import Precision
+
+from .tiers import Alike
+
+# AVX-512's conversions of float16 are also Zen 4's; only the arithmetic is not.
+FP16_TARGET = Alike("znver4", 2, like="sapphirerapids")
+_MULTIPLY_ADD = """
+declare <32 x float> @llvm.fma.v32f32(<32 x float>, <32 x float>, <32 x float>)
+define <32 x half> @emulated_multiply_add(<32 x half> %acc, <32 x half> %a, <32 x half> %b) alwaysinline {
+  %wide_acc = fpext <32 x half> %acc to <32 x float>
+  %wide_a = fpext <32 x half> %a to <32 x float>
+  %wide_b = fpext <32 x half> %b to <32 x float>
+  %wide = call <32 x float> @llvm.fma.v32f32(<32 x float> %wide_a, <32 x float> %wide_b, <32 x float> %wide_acc)
+  %r = fptrunc <32 x float> %wide to <32 x half>
+  ret <32 x half> %r
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def emulated_fp16() -> Iterator[None]:
+    """Kernels for ``FP16_TARGET`` multiply by the emulation."""
+    multiply_add, helpers = Arithmetic.multiply_add, Arithmetic.helpers
+
+    def emulated(unit: Arithmetic, acc: Vector, left: Vector, right: Vector) -> Vector:
+        if unit.precision is not Precision.FP16:
+            return multiply_add(unit, acc, left, right)
+        return T.call_pure_extern("float16x32", "emulated_multiply_add", acc, left, right)
+
+    @contextmanager
+    def with_emulation(unit: Arithmetic) -> Iterator[None]:
+        if unit.precision is not Precision.FP16:
+            with helpers(unit):
+                yield
+            return
+        with T.attr(0, "pragma_import_llvm", _MULTIPLY_ADD):
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Arithmetic, "multiply_add", emulated)
+        patch.setattr(Arithmetic, "helpers", with_emulation)
+        yield
