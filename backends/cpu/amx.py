@@ -25,6 +25,12 @@ from .vector_memory import Index, load, store
 _PALETTE = 1
 _ROW_BYTES = 64
 _MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}
+# The number of a loop's rounds, which LLVM is not to know: it would unroll the loop, compute all of its addresses ahead
+# and have no registers to keep them in.
+_ROUNDS = """define i32 @narrowcast_tile_rounds(i32 %n) alwaysinline {
+  %r = call i32 asm "", "=r,0"(i32 %n)
+  ret i32 %r
+}"""
 # LLVM 22's intrinsics name tiles too, but its scheduler after register allocation takes any free tile for another,
 # although every tile has a shape: in assembly they stay.
 _HELPERS = {
@@ -72,7 +78,7 @@ class MatrixUnit:
             if steps == 1:
                 self._step(left, [base + offset for base in bases], block, number * tiles.steps)
                 return
-            with T.serial(steps) as k:
+            with T.serial(T.call_pure_extern("int32", "narrowcast_tile_rounds", steps)) as k:
                 at = named("k", k) * tiles.steps
                 self._step(left, [base + offset + at * self.arithmetic.depth for base in bases], block,
                            number * (steps * tiles.steps) + at)
@@ -128,7 +134,7 @@ class MatrixUnit:
 
     def helpers(self) -> str:
         """The instructions as functions of LLVM IR, one for every tile that they work on."""
-        multiply, found = _MULTIPLY[self.arithmetic.precision], []
+        multiply, found = _MULTIPLY[self.arithmetic.precision], [_ROUNDS]
         for i, j in np.ndindex(self.tiles.count, self.vectors):
             acc = self.accumulator(i, j)
             product = f"{multiply} %tmm{self.right(j)}, %tmm{self.left(i)}, %tmm{acc}"
