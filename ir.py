@@ -278,12 +278,25 @@ def variables_of(expr: Expr) -> Iterable[relax.Var]:
 
 
 def without_dead_code(func: relax.Function) -> relax.Function:
-    """``func`` without the bindings that no output depends on; inputs stay, read or not."""
-    live = set(outputs_of(func))
+    """``func`` without the bindings that no output depends on, be it by an extent that only running tells; inputs stay,
+    read or not."""
+    live, finders = set(outputs_of(func)), finders_of(func)
     for binding in reversed(op_bindings(func)):
         if binding.var in live:
             live.update(variables_of(binding.value))
+            live.update(finders[s] for s in symbols_used(binding.value) if s in finders)
     return rewrite(func, lambda builder, binding, value: value if binding.var in live else binding.var)
+
+
+def finders_of(func: relax.Function) -> dict[tirx.Var, relax.Var]:
+    """What computes the extents that only running tells: by symbol, the binding that is the first to name it."""
+    known = {s for p in tensors_of(func) for s in symbols_used(p)}
+    finders: dict[tirx.Var, relax.Var] = {}
+    for binding in op_bindings(func):
+        for symbol in symbols_used(binding.value):
+            if symbol not in known:
+                finders.setdefault(symbol, binding.var)
+    return finders
 
 
 def bind_dims(mod: tvm.IRModule, extents: Mapping[str, int]) -> tvm.IRModule:

@@ -84,7 +84,7 @@ def _call(name: str, tensors: Sequence[Expr], symbol: tvm.tirx.Var, **attributes
 
 def _nonzero(attributes: Attributes, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     (x,) = arrays
-    return (np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64).reshape(x.ndim, -1),)
+    return (np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)[:x.ndim],)
 
 
 def _unique(attributes: Attributes, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:

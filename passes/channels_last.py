@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from ..ir import GraphBuilder, op_bindings, op_name, outputs_of, with_main
-from .eliminate import without_dead_code
+from ..ir import GraphBuilder, op_bindings, op_name, outputs_of, with_main, without_dead_code
 from .layouts import Layouts
 from .relayout import as_it_is, rule_for
 

@@ -8,20 +8,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from ..ir import Constant, Expr, GraphBuilder, op_bindings, outputs_of, rewrite, variables_of, with_main
-
-
-def without_dead_code(func: relax.Function) -> relax.Function:
-    """``func`` without the bindings that no output depends on; inputs stay, read or not."""
-    live = set(outputs_of(func))
-    for binding in reversed(op_bindings(func)):
-        if binding.var in live:
-            live.update(variables_of(binding.value))
-
-    def visit(builder: GraphBuilder, binding: relax.VarBinding, value: Expr) -> Expr:
-        return value if binding.var in live else binding.var
-
-    return rewrite(func, visit)
+from ..ir import Constant, Expr, GraphBuilder, rewrite, with_main, without_dead_code
 
 
 @dataclass(frozen=True)

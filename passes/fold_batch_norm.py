@@ -21,9 +21,9 @@ from ..ir import (
     same_dims,
     shape_of,
     with_main,
+    without_dead_code,
 )
 from .base import Refusal
-from .eliminate import without_dead_code
 from .graph import Graph
 
 

@@ -21,10 +21,10 @@ from ..ir import (
     rewrite,
     symbols_used,
     with_main,
+    without_dead_code,
 )
 from ..operators.reference import evaluate_tensor, leaves_of
 from .base import Refusal
-from .eliminate import without_dead_code
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,18 @@ from ..ir import (
     Expr,
     GraphBuilder,
     constant_value,
+    finders_of,
     op_bindings,
     op_name,
     outputs_of,
     rewrite,
     substitute,
+    symbols_used,
     uses_of,
     variables_of,
     with_main,
+    without_dead_code,
 )
-from .eliminate import without_dead_code
 
 
 class Graph:
@@ -32,6 +34,7 @@ class Graph:
     def __init__(self, func: relax.Function) -> None:
         self.bindings = op_bindings(func)
         self.uses = uses_of(func)
+        self.finders = finders_of(func)
         self.outputs = set(outputs_of(func))
         self._producers = {b.var: b for b in self.bindings}
 
@@ -139,6 +142,7 @@ def _live(graph: Graph, found: Mapping[relax.Var, Replacement]) -> set[relax.Var
         if binding.var in live:
             read = found[binding.var].inputs if binding.var in found else (binding.value,)
             live.update(v for expr in read for v in variables_of(expr))
+            live.update(graph.finders[s] for s in symbols_used(binding.value) if s in graph.finders)
     return live
 
 

@@ -25,7 +25,8 @@ class VerifyNormalForm:
     Requires: one Relax function ``main``, whose body is one dataflow block; every binding is an operator's call on
     variables, constants, shapes and numbers (no nested calls), or an item of a tuple; binding and parameter names are
     unique; every dim is a number or an expression over symbols, which are dims of inputs; floating point tensors are
-    float32, or float64, which takes no part in precision decisions; no operator is one of training; the result is a tensor variable or a tuple of them.
+    float32, or float64, which takes no part in precision decisions; no operator is one of training; the result is a
+    tensor variable or a tuple of them.
     Ensures: the same.
     """
 

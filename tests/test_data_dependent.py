@@ -73,3 +73,16 @@ def test_boxes_that_overlap_better_ones_go() -> None:
     best = data_dependent.compute("narrowcast.non_max_suppression", {**attributes, "score_threshold": 0.5},
                                   [boxes, scores])[0]
     assert best.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("dims", [[], [3, 4], ["n", 2]])
+def test_only_the_number_of_places_is_read(dims: list[int | str]) -> None:
+    """A scalar's places have no coordinates."""
+    nodes = [helper.make_node("NonZero", ["x"], ["places"], name="places"),
+             helper.make_node("Shape", ["places"], ["shape"])]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)
+    outputs = [helper.make_tensor_value_info("shape", TensorProto.INT64, [2])]
+    model = helper.make_model(helper.make_graph(nodes, "count", [value], outputs), ir_version=10,
+                              opset_imports=[helper.make_opsetid("", 21)])
+    x = np.ones([5 if isinstance(d, str) else d for d in dims], np.float32)
+    np.testing.assert_array_equal(narrowcast.compile(model, num_threads=1)(x), [x.ndim, x.size])
