@@ -35,8 +35,9 @@ _ROUNDS = """define i32 @narrowcast_tile_rounds(i32 %n) alwaysinline {
 # although every tile has a shape: in assembly they stay.
 _HELPERS = {
     0: 'define void @{name}() alwaysinline {{ call void asm sideeffect "{code}", "~{{memory}}"() ret void }}',
-    2: """define void @{name}(ptr %p, i64 %s) alwaysinline {{
-  call void asm sideeffect "{code}", "r,r,~{{memory}}"(ptr %p, i64 %s)
+    3: """define void @{name}(ptr %p, i64 %ahead, i64 %distance) alwaysinline {{
+  %from = getelementptr i8, ptr %p, i64 %ahead
+  call void asm sideeffect "{code}", "r,r,~{{memory}}"(ptr %from, i64 %distance)
   ret void
 }}""",
 }
@@ -76,19 +77,19 @@ class MatrixUnit:
 
         def tap(number: Index, offset: Index) -> None:
             if steps == 1:
-                self._step(left, [base + offset for base in bases], block, number * tiles.steps)
+                self._step(left, bases, block, (offset, number * tiles.steps))
                 return
             with T.serial(T.call_pure_extern("int32", "narrowcast_tile_rounds", steps)) as k:
                 at = named("k", k) * tiles.steps
-                self._step(left, [base + offset + at * self.arithmetic.depth for base in bases], block,
-                           number * (steps * tiles.steps) + at)
+                self._step(left, bases, block, (offset + at * self.arithmetic.depth,
+                                                number * (steps * tiles.steps) + at))
 
         emit_taps(left.reduction.taps, tap)
         pitch = block.vectors * lanes
         for i in range(tiles.count):
             for j in range(block.vectors):
                 at = i * tiles.rows * pitch + j * lanes
-                _move("store", self.accumulator(i, j), self.results, at, 4 * pitch)
+                _move("store", self.accumulator(i, j), (self.results, at, 0), 4 * pitch)
         with T.serial(tiles.rows * tiles.count) as i:
             named("line", i)
             for j in range(block.vectors):
@@ -102,19 +103,17 @@ class MatrixUnit:
                     _call(f"zero_{self.accumulator(i, j)}")
                 else:
                     start = block.initial[1] + j * self.arithmetic.lanes
-                    _move("load", self.accumulator(i, j), block.initial[0], start, 0)
+                    _move("load", self.accumulator(i, j), (block.initial[0], start, 0), 0)
 
-    def _step(self, left: Left, starts: list[Index], block: Block, step: Index) -> None:
-        """One instruction for every accumulator: ``tiles.steps`` multiply-adds from ``step`` on, with the left side's
-        elements at ``starts``."""
-        width = block.vectors * self.arithmetic.panel
-        at = block.first + step * width
-        for i, start in enumerate(starts):
-            _move("load", self.left(i), left.source, start, left.distance * self.arithmetic.operand_bytes)
+    def _step(self, left: Left, bases: list[Index], block: Block, ahead: tuple[Index, Index]) -> None:
+        """One instruction for every accumulator, ``ahead``: elements from the rows' bases, steps of the block."""
+        size = self.arithmetic.operand_bytes
+        for i, base in enumerate(bases):
+            _move("load", self.left(i), (left.source, base, ahead[0] * size), left.distance * size)
             for j in range(block.vectors):
                 if i == 0:
-                    _move("load", self.right(j), block.packed, at + j * self.arithmetic.panel,
-                          block.vectors * _ROW_BYTES)
+                    at = (ahead[1] * block.vectors + j) * _ROW_BYTES
+                    _move("load", self.right(j), (block.packed, block.first, at), block.vectors * _ROW_BYTES)
                 _call(self._product(i, j))
 
     def accumulator(self, i: int, j: int) -> int:
@@ -139,9 +138,9 @@ class MatrixUnit:
             acc = self.accumulator(i, j)
             product = f"{multiply} %tmm{self.right(j)}, %tmm{self.left(i)}, %tmm{acc}"
             found += [_helper(f"zero_{acc}", 0, f"tilezero %tmm{acc}"), _helper(self._product(i, j), 0, product),
-                      _helper(f"store_{acc}", 2, f"tilestored %tmm{acc}, ($0,$1,1)")]
+                      _helper(f"store_{acc}", 3, f"tilestored %tmm{acc}, ($0,$1,1)")]
         last = self.right(self.vectors - 1)
-        return "\n".join(found + [_helper(f"load_{t}", 2, f"tileloadd ($0,$1,1), %tmm{t}") for t in range(last + 1)])
+        return "\n".join(found + [_helper(f"load_{t}", 3, f"tileloadd ($0,$1,1), %tmm{t}") for t in range(last + 1)])
 
 
 @contextmanager
@@ -175,7 +174,11 @@ def _call(name: str, *args: tirx.PrimExpr) -> None:
     T.evaluate(T.call_extern("void", f"narrowcast_tile_{name}", *args))
 
 
-def _move(name: str, tile: int, buffer: tirx.Buffer, at: Index, distance: Dim) -> None:
-    """Load or store a tile whose rows are ``distance`` bytes apart."""
-    stride = T.int64(distance) if isinstance(distance, int) else T.Cast("int64", distance)
-    _call(f"{name}_{tile}", T.address_of(buffer[at]), stride)
+def _move(name: str, tile: int, at: tuple[tirx.Buffer, Index, Index], distance: Dim) -> None:
+    """Load or store a tile whose rows are ``distance`` bytes apart, ``at`` an element of a buffer and bytes ahead."""
+    buffer, element, ahead = at
+    _call(f"{name}_{tile}", T.address_of(buffer[element]), _int64(ahead), _int64(distance))
+
+
+def _int64(value: Index) -> tirx.PrimExpr:
+    return T.int64(value) if isinstance(value, int) else T.Cast("int64", value)

@@ -1,0 +1,85 @@
+"""The code of ResNet-50 and MiniLM for a CPU with AMX: which layers run on tiles, and that their loops are tight."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from narrowcast.backends.costs import cost_key
+from narrowcast.backends.cpu.build import compile_functions
+from narrowcast.backends.cpu.emit import emit
+from narrowcast.backends.cpu.kernel import Kernel, KernelRequest
+from narrowcast.backends.target import Target
+from narrowcast.frontends import import_model
+from narrowcast.ir import Group, groups_of
+from narrowcast.models import resnet
+from narrowcast.models.bert import BertEncoder, BertShape
+from narrowcast.passes import run_pipeline
+from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+
+from .assembly import innermost_loops, instructions
+
+TARGET = Target.parse("cpu:sapphirerapids", 2)
+STORAGE = {Precision.INT8: Storage("uint8", QParams(0.05, 0)), Precision.BF16: BFLOAT16}
+MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}
+ON_VECTORS = {Precision.INT8: "vpdpbusd zmm", Precision.BF16: "vdpbf16ps zmm"}
+
+
+@cache
+def products(network: str) -> tuple[Group, ...]:
+    """The groups of a network that multiply by constant weights."""
+    if network == "resnet50":
+        mod = import_model(resnet.build(), torch.zeros(1, 3, 224, 224)).mod
+    else:
+        torch.manual_seed(0)
+        tokens = np.zeros((1, 128), np.int64)
+        mod = import_model(BertEncoder(BertShape()).eval(), (tokens, np.ones_like(tokens))).mod
+    return tuple(g for g in groups_of(run_pipeline(mod)) if g.kind in ("conv", "matmul"))
+
+
+def kernels(network: str, precision: Precision) -> list[Kernel]:
+    """The kernels of a network's products, without those of equal code."""
+    found = {}
+    for group in products(network):
+        reads = group.anchor.value.args[0]
+        storages = tuple(STORAGE[precision] if p.same_as(reads) else FLOAT32 for p in group.parameters)
+        kernel = emit(KernelRequest(group, precision, storages, (STORAGE[precision],)), TARGET.capabilities, 2)
+        found[cost_key(kernel, TARGET, {})] = kernel
+    return list(found.values())
+
+
+def assembly_of(found: list[Kernel]) -> str:
+    module = compile_functions({f"kernel{i}": k.func for i, k in enumerate(found)}, TARGET.tvm_target())
+    return module.inspect_source("asm")
+
+
+@pytest.mark.parametrize("precision", MULTIPLY, ids=str)
+@pytest.mark.parametrize(("network", "layers", "codes"), [("resnet50", 54, 24), ("minilm", 36, 4)])
+def test_layers_run_on_tiles(network: str, layers: int, codes: int, precision: Precision) -> None:
+    """All but ResNet's last, which has one row; layers of one shape share their code."""
+    assert len(products(network)) == layers
+    found = kernels(network, precision)
+    tiled = [k for k in found if "ldtilecfg" in k.func.script()]
+    assert len(tiled) == codes
+    assert [k.macs for k in found if k not in tiled] == ([2048 * 1000] if network == "resnet50" else [])
+    assembly = assembly_of(found)
+    counts = instructions(assembly)
+    assert counts["ldtilecfg"] == counts["tilerelease"] == len(tiled)
+    assert counts[MULTIPLY[precision]] >= 4 * len(tiled)
+    # Two tiles of each side for four products.
+    assert counts["tileloadd"] <= 1.1 * counts[MULTIPLY[precision]]
+    check_loops(assembly, MULTIPLY[precision])
+
+
+def check_loops(assembly: str, multiply: str) -> None:
+    """The loops over the reduction hold nothing but tiles and their addresses, in general registers."""
+    loops = [loop for loop in innermost_loops(assembly) if instructions("\n".join(loop))[multiply]]
+    assert loops
+    for loop in loops:
+        assert [line for line in loop if re.search(r"\(%rsp[,)]", line)] == []
+        counts = instructions("\n".join(loop))
+        assert not any("mm" in name for name in counts)
