@@ -25,6 +25,7 @@ from narrowcast.backends.cpu.kernel import Kernel, KernelRequest, buffer_dtype
 from narrowcast.backends.cpu.peak import peak_macs_per_second
 from narrowcast.backends.executable import use_threads
 from narrowcast.backends.target import Target
+from narrowcast.backends.tile_permission import request_tiles_for
 from narrowcast.ir import shape_of
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
@@ -144,6 +145,7 @@ def measure(layers: Sequence[Layer], precision: Precision, target: Target) -> li
     requests = [request_of(layer, precision) for layer in layers]
     kernels = [build[r.group.kind](r, target.capabilities, target.threads) for r in requests]
     module = compile_functions({f"layer_{i}": k.func for i, k in enumerate(kernels)}, target.tvm_target())
+    request_tiles_for(target)
     use_threads(target.threads)
     return [_measure(module, f"layer_{i}", layer, request, kernel, target)
             for i, (layer, request, kernel) in enumerate(zip(layers, requests, kernels, strict=True))]

@@ -95,6 +95,14 @@ class MatrixUnit:
             for j in range(block.vectors):
                 finish(bind(f"acc_{j}", load(self.results, i * pitch + j * lanes, lanes)), row + i, j)
 
+    def emit_peak(self, rounds: int) -> None:
+        """Emit ``rounds`` times a multiply-add into every accumulator, of tiles that hold zeros."""
+        for tile in range(self.right(self.vectors)):
+            _call(f"zero_{tile}")
+        with T.serial(rounds):
+            for i, j in np.ndindex(self.tiles.count, self.vectors):
+                _call(self._product(i, j))
+
     def _begin(self, block: Block) -> None:
         """Set the accumulators to zeros, or every row to the block's initial values."""
         for i in range(self.tiles.count):
@@ -137,10 +145,12 @@ class MatrixUnit:
         for i, j in np.ndindex(self.tiles.count, self.vectors):
             acc = self.accumulator(i, j)
             product = f"{multiply} %tmm{self.right(j)}, %tmm{self.left(i)}, %tmm{acc}"
-            found += [_helper(f"zero_{acc}", 0, f"tilezero %tmm{acc}"), _helper(self._product(i, j), 0, product),
+            found += [_helper(self._product(i, j), 0, product),
                       _helper(f"store_{acc}", 3, f"tilestored %tmm{acc}, ($0,$1,1)")]
-        last = self.right(self.vectors - 1)
-        return "\n".join(found + [_helper(f"load_{t}", 3, f"tileloadd ($0,$1,1), %tmm{t}") for t in range(last + 1)])
+        for tile in range(self.right(self.vectors)):
+            found += [_helper(f"zero_{tile}", 0, f"tilezero %tmm{tile}"),
+                      _helper(f"load_{tile}", 3, f"tileloadd ($0,$1,1), %tmm{tile}")]
+        return "\n".join(found)
 
 
 @contextmanager

@@ -44,12 +44,17 @@ _COPIED_BYTES = 32.0
 _COPY_CYCLES = 10.0
 
 
+def has_tiles(precision: Precision, capabilities: Capabilities) -> bool:
+    """Whether the target's tiles have this precision's multiply-add."""
+    return _FEATURES.get(precision) in capabilities.features
+
+
 def on_tiles(tasks: Tasks, rows: Rows, arithmetic: Arithmetic, capabilities: Capabilities,
              threads: int) -> tuple[Rows, Tasks]:
     """The rows and tasks of a product with the least predicted time: those given, on vectors, or on tiles."""
     best, known = (rows, tasks), tasks.product.at_typical()
     columns, depth = tasks.product.columns, rows.reduction.depth
-    if _FEATURES.get(arithmetic.precision) not in capabilities.features or known.rows < _FEWEST_ROWS:
+    if not has_tiles(arithmetic.precision, capabilities) or known.rows < _FEWEST_ROWS:
         return best
     if not isinstance(columns, int) or not isinstance(depth, int):
         return best
@@ -95,12 +100,13 @@ class _Model:
 
     def cycles(self, schedule: Schedule) -> float:
         """Predicted cycles of the slowest task."""
-        assert schedule.tiles is not None
+        tiles = schedule.tiles
+        assert tiles is not None
         known = self.product_of(schedule).at_typical()
-        copied = self.rows.copied_bytes(schedule.tiles.steps * self.arithmetic.depth, self.arithmetic)
+        copied = self.rows.copied_bytes(tiles.steps * self.arithmetic.depth, self.arithmetic)
         copying = copied / _COPIED_BYTES + _COPY_CYCLES if copied else 0.0
         return copying * known.rows / schedule.row_tasks + slowest_task(
-            known, schedule, lambda vectors: self._block_cycles(schedule.tiles, vectors, known.steps))
+            known, schedule, lambda vectors: self._block_cycles(tiles, vectors, known.steps))
 
     def _block_cycles(self, tiles: Tiles, vectors: int, steps: int) -> float:
         if not vectors:

@@ -1,7 +1,7 @@
 """The machine's peak: multiply-adds per second of a loop that keeps everything in registers.
 
-The same instruction as in the kernels, 24 independent accumulators per thread, no memory: what a kernel's rate is a
-share of.
+The same instruction as in the kernels, 24 independent accumulators per thread or 4 tiles, no memory: what a kernel's
+rate is a share of.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ from tvm.tirx.script.builder import ir as T
 from ...precision import Precision
 from ..executable import use_threads
 from ..target import Target
-from .isa import arithmetic, named
+from ..tile_permission import request_tiles_for
+from .amx import tiles_at_work
+from .amx_tiling import has_tiles
+from .isa import Arithmetic, arithmetic, named
+from .tiling import Columns, Schedule, Tiles
 from .vector_math import splat
 from .vector_memory import load, store
 
 _ACCUMULATORS = 24
 _STEPS = 40_000
+_TILE_STEPS = 16
+_ALL_TILES = Schedule(32, Columns.cut(32, 2, 16), 1, 1, tiles=Tiles(16, 2, _TILE_STEPS))
 
 
 def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
-    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds and stores their sum."""
+    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds and stores their sum; of tiles
+    ``_STEPS`` times one into each and nothing."""
     unit = arithmetic(precision, target.capabilities)
+    if has_tiles(precision, target.capabilities):
+        return _peak_of_tiles(unit, target)
     with IRBuilder() as builder, T.prim_func():
         T.func_name("peak")
         T.func_attr({"tirx.noalias": True})
@@ -55,6 +64,17 @@ def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
     return builder.get().with_attr("global_symbol", "peak")
 
 
+def _peak_of_tiles(unit: Arithmetic, target: Target) -> tvm.tirx.PrimFunc:
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name("peak")
+        T.arg("out", T.buffer((target.threads * unit.lanes,), unit.sum))
+        with T.parallel(target.threads) as thread, tiles_at_work(unit, _ALL_TILES) as matrix:
+            named("thread", thread)
+            assert matrix is not None
+            matrix.emit_peak(_STEPS)
+    return builder.get().with_attr("global_symbol", "peak")
+
+
 def _cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
     return tirx.Cast(dtype, value)
 
@@ -68,7 +88,11 @@ def peak_macs_per_second(precision: Precision, target: Target, rounds: int = 15)
     """Multiply-adds per second of all threads together: the best of ``rounds`` runs of about a millisecond."""
     unit = arithmetic(precision, target.capabilities)
     out = tvm.runtime.empty((target.threads * unit.lanes,), unit.sum)
+    macs = _ACCUMULATORS * unit.panel
+    if has_tiles(precision, target.capabilities):
+        request_tiles_for(target)
+        macs = _ALL_TILES.rows * _ALL_TILES.columns.vectors * _TILE_STEPS * unit.panel
     use_threads(target.threads)
     timer = _peak_module(precision, target).time_evaluator("peak", tvm.cpu(), number=1, repeat=rounds)
     seconds = min(timer(out).results)
-    return target.threads * _STEPS * _ACCUMULATORS * unit.panel / seconds
+    return target.threads * _STEPS * macs / seconds

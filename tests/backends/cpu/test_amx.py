@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from narrowcast.backends.cpu import peak
 from narrowcast.backends.cpu.amx import configuration
 from narrowcast.backends.cpu.amx_tiling import on_tiles
 from narrowcast.backends.cpu.convolution import build_conv
@@ -60,7 +62,7 @@ def test_matmul(precision: Precision, shape: tuple[int, ...], columns: int) -> N
 
 
 @TILED
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(rows=st.integers(1, 70), depth=st.integers(1, 300), columns=st.integers(1, 100))
 def test_any_matmul(precision: Precision, rows: int, depth: int, columns: int) -> None:
     check_matmul(precision, (rows, depth), columns, TARGET)
@@ -90,7 +92,7 @@ def test_convolution(precision: Precision, conv: Conv) -> None:
 
 
 @TILED
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_convolution(precision: Precision, data: st.DataObject) -> None:
     size, pad, few = st.integers(5, 20), st.integers(0, 2), st.integers(1, 3)
@@ -150,6 +152,15 @@ def test_configuration_is_laid_out_as_the_manual_says() -> None:
     assert memory[0] == 1 and not memory[1:16].any()
     assert memory[16:32].view(np.uint16).tolist() == [64] * 4 + [48] * 2 + [64] * 2
     assert memory[48:56].tolist() == [14] * 6 + [12] * 2 and not memory[56:].any() and not memory[32:48].any()
+
+
+@TILED
+def test_the_peak_is_that_of_tiles(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "_STEPS", 10)
+    module = tvm.compile(tvm.IRModule({"peak": peak.peak_function(precision, TARGET)}), TARGET.tvm_target())
+    before = amx.executed()
+    module["peak"](tvm.runtime.empty((32,), arithmetic(precision, TARGET.capabilities).accumulator))
+    assert amx.executed() - before == 2 * 10 * 4
 
 
 _EXECUTE = """
