@@ -135,6 +135,10 @@ class WindowRows:
         return Reduction((down, (g.kernel[1], g.dilation[1] * g.channels)), g.channels // g.groups)
 
     @property
+    def distance(self) -> int:
+        return self.geometry.strides[1] * self.geometry.channels
+
+    @property
     def run(self) -> int:
         width = self.geometry.result[1]
         return width if isinstance(width, int) else 1
@@ -168,10 +172,11 @@ class WindowRows:
 
     def _left(self, source: tirx.Buffer, top: Index, reduction: Reduction) -> Left:
         """The rows in a buffer that begins with image row ``top``."""
-        distance = self.geometry.strides[1] * self.geometry.channels
         if self.geometry.is_static:
-            return Left.by_row(source, lambda row, group: self._base(row, group, top), reduction, distance)
-        return Left(source, lambda row, count, group: self._bases(row, count, group, top), reduction, distance)
+            return Left.by_row(source, lambda row, group: self._base(row, group, top), reduction,
+                               self.distance)
+        return Left(source, lambda row, count, group: self._bases(row, count, group, top), reduction,
+                    self.distance)
 
     def most_lines(self, tasks: Tasks) -> Dim:
         """Image rows that a part covers, at most."""

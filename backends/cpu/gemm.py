@@ -46,7 +46,8 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
     """
     unit = arithmetic(request.precision, capabilities)
     groups, taps, depth, columns = weights.shape
-    product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical)
+    product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical,
+                      rows.distance * unit.operand_bytes)
     on_vectors = Tasks(product, choose(product, unit, capabilities, threads, rows.bytes_per_row(unit)))
     rows, tasks = on_tiles(on_vectors, rows, unit, capabilities, threads)
     epilogue, scaling, operand = prepare(request, capabilities, weights)

@@ -31,8 +31,12 @@ class Rows(Protocol):
         """The elements of a row."""
 
     @property
+    def distance(self) -> Dim:
+        """Elements from the first of a row to that of the next."""
+
+    @property
     def run(self) -> int:
-        """Rows at a constant distance: so many from each of its multiples on; 0: all."""
+        """Rows at that distance: so many from each of its multiples on; 0: all."""
 
     def forms(self) -> tuple[Rows, ...]:
         """The ways in which tiles may read the rows."""
@@ -63,6 +67,10 @@ class MatrixRows:
     @property
     def reduction(self) -> Reduction:
         return Reduction((), self.depth, not (isinstance(self.count, int) and isinstance(self.depth, int)))
+
+    @property
+    def distance(self) -> Dim:
+        return self.depth
 
     @property
     def run(self) -> int:
@@ -108,6 +116,10 @@ class GatheredRows:
     @property
     def reduction(self) -> Reduction:
         return Reduction((), self.rows.reduction.count * self.rows.reduction.depth)
+
+    @property
+    def distance(self) -> Dim:
+        return self.reduction.depth
 
     @property
     def run(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, gcd
 
 from tvm import tirx
 
@@ -26,6 +26,13 @@ _LATENCY = 4.0
 _LOADED_BYTES = 64
 # Cycles to start a parallel region and to wait for its end.
 _LAUNCH_CYCLES = 10_000.0
+# Bytes of a way of the first-level cache, on all targets, and the least number of ways; cycles a step for every row
+# beyond them whose elements lie a multiple of that apart: they share a set, and evict each other.
+_WAY_BYTES = 4096
+_WAYS = 8
+_CONFLICT_CYCLES = 1.4
+# Bytes a cycle of what another core has written, or the last-level cache holds.
+_SHARED_BYTES = 8.0
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
 # Rows for which register blocks are chosen where only running tells how many there are, and typically one: it is as
@@ -41,6 +48,7 @@ class Product:
     groups : products that share the rows (grouped convolution); their columns stand side by side.
     steps : multiply-add instructions per accumulator.
     typical : an extent for every symbol, by name.
+    distance : bytes from the first element of a row of the left side to that of the next; 0: unknown.
     """
 
     rows: Dim
@@ -48,12 +56,14 @@ class Product:
     steps: Dim
     groups: int = 1
     typical: tuple[tuple[str, int], ...] = ()
+    distance: Dim = 0
 
     def at_typical(self) -> Product:
         """The product at the typical extents."""
         extents = dict(self.typical)
-        rows, columns, steps = (evaluate_dim(d, extents) for d in (self.rows, self.columns, self.steps))
-        return Product(rows, columns, steps, self.groups)
+        rows, columns, steps, distance = (evaluate_dim(d, extents)
+                                          for d in (self.rows, self.columns, self.steps, self.distance))
+        return Product(rows, columns, steps, self.groups, distance=distance)
 
 
 @dataclass(frozen=True)
@@ -168,8 +178,15 @@ def fitted(schedule: Schedule, product: Product, arithmetic: Arithmetic, capabil
     return replace(schedule, columns=Columns.cut(product.columns, schedule.columns.vectors, arithmetic.lanes,
                                                  singles=singles),
                    row_tasks=row_tasks, column_tasks=column_tasks,
-                   chunks=max(1, min(round(row_bytes * known.rows / row_tasks / cache), tiles // row_tasks)),
+                   chunks=_even(max(1, min(round(row_bytes * known.rows / row_tasks / cache), tiles // row_tasks)),
+                                tiles / row_tasks),
                    part_tiles=max(1, round(cache / max(row_bytes * schedule.rows, 1.0))))
+
+
+def _even(chunks: int, tiles: float) -> int:
+    """As many chunks or up to twice as many, so that all have the same number of tiles where that is possible: then
+    they begin where rows of the image do, and a tile's rows lie at a constant distance."""
+    return next((c for c in range(chunks, 2 * chunks + 1) if tiles % c == 0), chunks)
 
 
 def columns_of(product: Product, schedule: Schedule) -> int:
@@ -179,8 +196,15 @@ def columns_of(product: Product, schedule: Schedule) -> int:
 
 def vector_cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabilities: Capabilities) -> float:
     """Predicted cycles of the slowest task where vectors multiply."""
-    return slowest_task(product, schedule, lambda vectors: _tile_cycles(schedule.rows, vectors, product, arithmetic,
-                                                                        capabilities))
+    return _streaming(product, schedule, arithmetic) + slowest_task(
+        product, schedule, lambda vectors: _tile_cycles(schedule.rows, vectors, product, arithmetic, capabilities))
+
+
+def _streaming(product: Product, schedule: Schedule, arithmetic: Arithmetic) -> float:
+    """Cycles that a task waits for what comes from outside of its core: its rows, and the weights of its columns."""
+    rows = product.rows * product.distance / schedule.row_tasks
+    weights = product.groups * schedule.columns.count * product.steps * arithmetic.panel_bytes / schedule.column_tasks
+    return (rows + weights) / _SHARED_BYTES
 
 
 def slowest_task(product: Product, schedule: Schedule, block_cycles: Callable[[int], float]) -> float:
@@ -209,6 +233,8 @@ def _tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmet
     step = max(work, rows / 2 + bytes_a_step / _LOADED_BYTES, _LATENCY)
     if product.steps * bytes_a_step > capabilities.l1_bytes / 2:
         step = max(step, bytes_a_step / _L2_BYTES)
+    if product.distance:
+        step += _CONFLICT_CYCLES * max(0.0, rows - _WAYS * _WAY_BYTES / gcd(product.distance, _WAY_BYTES))
     return product.steps * step + _TILE_CYCLES + rows + rows * vectors * _VECTOR_CYCLES
 
 
