@@ -154,10 +154,10 @@ class MatrixUnit:
 
 
 @contextmanager
-def tiles_at_work(arithmetic: Arithmetic, schedule: Schedule) -> Iterator[MatrixUnit | None]:
+def tiles_at_work(arithmetic: Arithmetic, schedule: Schedule | None) -> Iterator[MatrixUnit | None]:
     """The scope of a task that multiplies by the schedule's tiles (None where it has none): they are configured in the
     beginning and released in the end."""
-    if schedule.tiles is None:
+    if schedule is None or schedule.tiles is None:
         yield None
         return
     vectors, lanes = schedule.columns.widest, arithmetic.lanes

@@ -21,19 +21,24 @@ from ...errors import PlanError, UnsupportedOperatorError, VerificationError
 from ...ir import Constant, constant_value, dims_of
 from ...precision import BFLOAT16, FLOAT32, Precision, Storage
 from ..target import Capabilities
+from .amx import MatrixUnit, tiles_at_work
+from .amx_tiling import has_tiles
 from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import by_kind, emit_tile
-from .operands import Block, Left, Reduction
+from .operands import Block, Finish, Left, Reduction
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
-from .tiling import Columns, Product, ceil_div, choose
+from .tiling import Columns, Product, Schedule, Tiles, ceil_div, choose
 from .vector_math import Vector, bound, exp, fma, larger, splat
 from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store
 
 # Rows whose softmax is computed side by side.
 _SOFTMAX_ROWS = 4
+# Tiles of queries and of both products on matrix registers.
+_TILE_STEPS = 16
+_TILED = Schedule(32, Columns.cut(32, 2, 16), 1, 1, tiles=Tiles(16, 2, _TILE_STEPS))
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class Attention:
 
     rows : queries of a tile; scores, values : the cut of the keys and of the values' width into column blocks;
     parts : units into which the queries of a head are cut.
+    tiled : how matrix tiles multiply a tile of queries; None: vectors do. matrix : these tiles inside a task.
     """
 
     shape: AttentionShape
@@ -104,6 +110,8 @@ class Attention:
     parts: int
     features: frozenset[str]
     epilogue: Epilogue
+    tiled: Schedule | None = None
+    matrix: MatrixUnit | None = None
 
     @property
     def pitch(self) -> Dim:
@@ -129,12 +137,14 @@ class Attention:
             sizes = (self.key_steps * self.scores.count, self.value_steps * self.values.count)
             keys, values = (named(name, T.alloc_buffer((size * unit.panel,), unit.weight))
                             for name, size in zip(("keys", "values"), sizes, strict=True))
-            with span("item", task * units // tasks, (task + 1) * units // tasks) as item:
+            with (tiles_at_work(unit, self.tiled) as matrix,
+                  span("item", task * units // tasks, (task + 1) * units // tasks) as item):
                 part, head = item % self.parts, bind("head", item // self.parts)
                 self._emit_pack(sources, head, keys, values)
                 operands = sources[0], keys, values
-                self._emit_queries((part * tiles // self.parts, (part + 1) * tiles // self.parts),
-                                   lambda emitter, tiles: emitter._emit_tiles(operands, bias, head, tiles))
+                replace(self, matrix=matrix)._emit_queries(
+                    (part * tiles // self.parts, (part + 1) * tiles // self.parts),
+                    lambda emitter, tiles: emitter._emit_tiles(operands, bias, head, tiles))
 
     def _emit_queries(self, tiles: tuple[Index, Index],
                       body: Callable[[Attention, tuple[Index, Index]], None]) -> None:
@@ -190,37 +200,49 @@ class Attention:
     def _emit_scores(self, source: tirx.Buffer, keys: tirx.Buffer, scores: tirx.Buffer, head: Index, query: Index,
                      bias: _Bias | None) -> None:
         """Scores of a tile of queries: scaled, biased, -inf where there is no key."""
-        shape, unit, columns = self.shape, self.unit, self.scores
-        source, bases = self._queries(source, head, query)
-        left = Left(source, lambda row, count, group: bases, Reduction((), shape.depth))
+        unit, columns, left = self.unit, self.scores, self._queries(source, head, query)
         with T.serial(columns.blocks) as block:
             named("block", block)
             first = bind("first", columns.offset(block, self.key_steps * unit.panel))
 
             def body(vectors: int, last: Index) -> None:
-                acc = emit_tile(unit, left, bases, Block(vectors, keys, first))
-                for i in range(self.rows):
-                    for j in range(vectors):
-                        valid = last if j == vectors - 1 else unit.lanes
-                        key = columns.offset(block, unit.lanes) + j * unit.lanes
-                        value = self._score(load(acc[i][j], 0, unit.lanes), head, query + i, key, valid, bias)
-                        store(scores, i * self.pitch + key, value, unit.lanes)
+                def finish(acc: Vector, i: Index, j: int) -> None:
+                    valid = last if j == vectors - 1 else unit.lanes
+                    key = columns.offset(block, unit.lanes) + j * unit.lanes
+                    value = self._score(acc, head, query + i, key, valid, bias)
+                    store(scores, i * self.pitch + key, value, unit.lanes)
+
+                self._emit_product(left, Block(vectors, keys, first), finish)
 
             by_kind(columns, block, unit.lanes, body)
 
-    def _queries(self, source: tirx.Buffer, head: Index, query: Index) -> tuple[tirx.Buffer, list[Index]]:
+    def _emit_product(self, left: Left, block: Block, finish: Finish) -> None:
+        """Multiply the tile's rows, counted from 0, by a column block, and finish every vector of the result."""
+        if self.matrix is not None:
+            self.matrix.emit(left, 0, block, finish)
+            return
+        acc = emit_tile(self.unit, left, left.bases(0, self.rows, 0), block)
+        for i in range(self.rows):
+            for j in range(block.vectors):
+                finish(load(acc[i][j], 0, self.unit.lanes), i, j)
+
+    def _queries(self, source: tirx.Buffer, head: Index, query: Index) -> Left:
         """The tile's queries: in place, or copied where a step would read past a query's end."""
         shape, unit = self.shape, self.unit
-        origin = self._origin(head, shape.queries, shape.depth)
-        bases = [bind(f"base_{i}", origin + (query + i) * (shape.heads * shape.depth)) for i in range(self.rows)]
+        origin, distance = self._origin(head, shape.queries, shape.depth), shape.heads * shape.depth
+        reduction = Reduction((), shape.depth)
+        if self.matrix is not None:
+            return Left.by_row(source, lambda row, group: origin + (query + row) * distance, reduction, distance)
+        bases = [bind(f"base_{i}", origin + (query + i) * distance) for i in range(self.rows)]
         if shape.depth % unit.depth == 0:
-            return source, bases
+            return Left(source, lambda row, count, group: bases, reduction)
         pitch = self.key_steps * unit.depth
         copied = named("queries", T.alloc_buffer((self.rows * pitch,), unit.operand))
         for i, base in enumerate(bases):
             fill_run(copied, i * pitch + shape.depth, 0, pitch - shape.depth)
             copy_run(copied, i * pitch, source, base, shape.depth)
-        return copied, [tirx.const(i * pitch, "int32") for i in range(self.rows)]
+        starts = [tirx.const(i * pitch, "int32") for i in range(self.rows)]
+        return Left(copied, lambda row, count, group: starts, reduction)
 
     def _score(self, acc: Vector, head: Index, query: Index, key: Index, valid: Index,
                bias: _Bias | None) -> Vector:
@@ -249,6 +271,11 @@ class Attention:
         operand = self.unit.operand
         narrow = operand != "float32"
         result = named("probabilities", T.alloc_buffer((self.rows * self.pitch,), operand)) if narrow else scores
+        if self.matrix is not None:
+            with T.serial(self.rows // _SOFTMAX_ROWS) as some:
+                first = named("some", some) * _SOFTMAX_ROWS
+                self._emit_softmax_rows(scores, result, [(first + r) * self.pitch for r in range(_SOFTMAX_ROWS)])
+            return result
         for first in range(0, self.rows, _SOFTMAX_ROWS):
             rows = range(first, min(first + _SOFTMAX_ROWS, self.rows))
             self._emit_softmax_rows(scores, result, [row * self.pitch for row in rows])
@@ -287,20 +314,20 @@ class Attention:
         """Probabilities times values, through the epilogue."""
         shape, unit, columns = self.shape, self.unit, self.values
         pitch = self.pitch
-        bases = [tirx.const(i * pitch, "int32") if isinstance(pitch, int) else i * pitch for i in range(self.rows)]
-        left = Left(probabilities, lambda row, count, group: bases, Reduction((), shape.keys))
+        left = Left.by_row(probabilities, lambda row, group: tirx.const(row * pitch, "int32")
+                           if isinstance(pitch, int) else row * pitch, Reduction((), shape.keys), pitch)
         with T.serial(columns.blocks) as block:
             named("block", block)
             first = bind("first", columns.offset(block, self.value_steps * unit.panel))
 
             def body(vectors: int, last: Index) -> None:
-                acc = emit_tile(unit, left, bases, Block(vectors, values, first))
-                for i in range(self.rows):
+                def finish(acc: Vector, i: Index, j: int) -> None:
                     row = (head // shape.heads * shape.queries + query + i) * shape.heads + head % shape.heads
-                    for j in range(vectors):
-                        valid = last if j == vectors - 1 else unit.lanes
-                        column = columns.offset(block, unit.lanes) + j * unit.lanes
-                        self.epilogue.emit(load(acc[i][j], 0, unit.lanes), Position(row, column), valid)
+                    valid = last if j == vectors - 1 else unit.lanes
+                    column = columns.offset(block, unit.lanes) + j * unit.lanes
+                    self.epilogue.emit(acc, Position(row, column), valid)
+
+                self._emit_product(left, Block(vectors, values, first), finish)
 
             by_kind(columns, block, unit.lanes, body)
 
@@ -314,6 +341,18 @@ def reduced(vector: Vector, combine: Callable[[Vector, Vector], Vector]) -> Vect
         low, high = (T.Shuffle([vector], list(range(first, first + lanes))) for first in (0, lanes))
         vector = combine(low, high)
     return bound(vector)
+
+
+def _on_tiles(emitter: Attention, capabilities: Capabilities, split: int) -> Attention:
+    """The emitter on matrix tiles where the target has them and both products are whole tiles."""
+    shape, unit = emitter.shape, emitter.unit
+    if not has_tiles(unit.precision, capabilities) or not all(isinstance(n, int) for n in (shape.queries, shape.keys)):
+        return emitter
+    if shape.queries < _TILED.rows or any(n % (_TILE_STEPS * unit.depth) for n in (shape.depth, shape.keys)):
+        return emitter
+    keys, width = (Columns.cut(c, 2, unit.lanes) for c in (shape.keys, shape.width))
+    parts = min(split, ceil_div(shape.queries, _TILED.rows))
+    return replace(emitter, rows=_TILED.rows, scores=keys, values=width, parts=parts, tiled=_TILED)
 
 
 def build_attention(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -332,6 +371,7 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
     parts = min(split, -(-request.typically(shape.queries) // schedule.rows))
     epilogue = Epilogue(request, capabilities, request.group.anchor)
     emitter = Attention(shape, unit, schedule.rows, schedule.columns, values, parts, capabilities.features, epilogue)
+    emitter = _on_tiles(emitter, capabilities, split)
     bias_argument = call.args[3] if len(call.args) > 3 else None
     constants: tuple[np.ndarray, ...] = ()
     if isinstance(bias_argument, Constant):

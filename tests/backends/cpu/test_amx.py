@@ -27,6 +27,8 @@ from narrowcast.precision import Precision
 
 from ...emulation import amx
 from .symbolic import SymbolicKernel
+from .test_attention import Case
+from .test_attention import check as check_attention
 from .test_batched_matmul import check as check_batched
 from .test_convolution import Conv
 from .test_convolution import check as check_conv
@@ -118,6 +120,17 @@ def test_batched_matmul(precision: Precision, left: tuple[int, ...], right: tupl
 @given(batch=st.integers(1, 3), rows=st.integers(8, 60), depth=st.integers(1, 200), columns=st.integers(1, 90))
 def test_any_batched_matmul(precision: Precision, batch: int, rows: int, depth: int, columns: int) -> None:
     check_batched(precision, (batch, rows, depth), (batch, depth, columns), TARGET)
+
+
+@pytest.mark.usefixtures("must_use_tiles")
+@pytest.mark.parametrize("case", [
+    Case(1, 32, 64, 2, 32, 32, bias=(1, 1, 1, 64)),
+    Case(2, 75, 96, 3, 64, 40, bias=(2, 3, 75, 96)),
+    Case(1, 64, 64, 4, 32, 17, causal="TopLeft"),
+    Case(1, 128, 32, 1, 96, 64),
+], ids=str)
+def test_attention(case: Case) -> None:
+    check_attention(Precision.BF16, case, TARGET)
 
 
 @TILED
