@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
 
@@ -18,6 +18,7 @@ from narrowcast.precision import Precision
 
 ZEN4 = Target("znver4", 2).capabilities
 INT8 = arithmetic(Precision.INT8, ZEN4)
+FP32 = arithmetic(Precision.FP32, ZEN4)
 
 
 @given(columns=st.integers(1, 500), vectors=st.integers(1, 8))
@@ -28,6 +29,7 @@ def test_blocks_cover_the_columns_once(columns: int, vectors: int) -> None:
     assert cut.tail <= vectors and cut.last <= 16
 
 
+@settings(deadline=None)
 @given(rows=st.integers(1, 4000), columns=st.integers(1, 2000), steps=st.integers(1, 2000), threads=st.integers(1, 6),
        groups=st.sampled_from([1, 2, 32]), row_bytes=st.sampled_from([0.0, 300.0, 30000.0]))
 def test_a_schedule_fits_the_registers_and_computes_every_row(
@@ -91,3 +93,26 @@ def test_columns_of_an_unknown_number_are_covered_once(columns: int, vectors: in
     assert ends == [b * vectors * 16 for b in range(full + 1)] + [full * vectors * 16 + t * 16
                                                                   for t in range(1, blocks - full + 1)]
     assert full == blocks or ends[-2] + last == columns
+
+
+@pytest.mark.parametrize(("distance", "most"), [(4096, 8), (2048, 14), (4096 + 64, 14), (3 * 4096, 8)])
+def test_rows_that_share_a_set_of_the_cache_are_few(distance: int, most: int) -> None:
+    """A way of the first-level cache has 4096 bytes; it has 8 ways at least."""
+    schedule = choose(Product(196, 256, 1024, distance=distance), FP32, ZEN4, 2)
+    assert schedule.rows <= most
+    assert schedule.rows == 14 or most == 8
+
+
+def test_parts_begin_at_whole_tiles() -> None:
+    """784 rows in tiles of 14 that want three parts: four have as many tiles each."""
+    schedule = choose(Product(784, 128, 1152, distance=1024), FP32, ZEN4, 2, row_bytes=2121.0)
+    tiles = 784 // schedule.rows
+    assert schedule.chunks > 1 and tiles % (schedule.chunks * schedule.row_tasks) == 0
+
+
+def test_equal_work_is_cut_where_less_crosses_cores() -> None:
+    """Many rows and few weights by rows, the reverse by columns."""
+    by_rows = choose(Product(3136, 256, 64, distance=256), FP32, ZEN4, 2)
+    by_columns = choose(Product(48, 2048, 512, distance=2048), FP32, ZEN4, 2)
+    assert (by_rows.row_tasks, by_rows.column_tasks) == (2, 1)
+    assert (by_columns.row_tasks, by_columns.column_tasks) == (1, 2)
