@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -30,23 +31,28 @@ ON_VECTORS = {Precision.INT8: "vpdpbusd zmm", Precision.BF16: "vdpbf16ps zmm"}
 
 
 @cache
-def products(network: str) -> tuple[Group, ...]:
-    """The groups of a network that multiply by constant weights."""
+def groups(network: str) -> tuple[Group, ...]:
+    """The groups of a network that multiply."""
     if network == "resnet50":
         mod = import_model(resnet.build(), torch.zeros(1, 3, 224, 224)).mod
     else:
         torch.manual_seed(0)
         tokens = np.zeros((1, 128), np.int64)
         mod = import_model(BertEncoder(BertShape()).eval(), (tokens, np.ones_like(tokens))).mod
-    return tuple(g for g in groups_of(run_pipeline(mod)) if g.kind in ("conv", "matmul"))
+    return tuple(g for g in groups_of(run_pipeline(mod)) if g.kind in ("conv", "matmul", "attention"))
 
 
-def kernels(network: str, precision: Precision) -> list[Kernel]:
-    """The kernels of a network's products, without those of equal code."""
+def products(network: str) -> list[Group]:
+    """The groups that multiply by constant weights."""
+    return [g for g in groups(network) if g.kind != "attention"]
+
+
+def kernels(multiplying: Iterable[Group], precision: Precision) -> list[Kernel]:
+    """The kernels of groups, without those of equal code."""
     found = {}
-    for group in products(network):
-        reads = group.anchor.value.args[0]
-        storages = tuple(STORAGE[precision] if p.same_as(reads) else FLOAT32 for p in group.parameters)
+    for group in multiplying:
+        reads = group.anchor.value.args[:3 if group.kind == "attention" else 1]
+        storages = tuple(STORAGE[precision] if any(p.same_as(r) for r in reads) else FLOAT32 for p in group.parameters)
         kernel = emit(KernelRequest(group, precision, storages, (STORAGE[precision],)), TARGET.capabilities, 2)
         found[cost_key(kernel, TARGET, {})] = kernel
     return list(found.values())
@@ -62,17 +68,28 @@ def assembly_of(found: list[Kernel]) -> str:
 def test_layers_run_on_tiles(network: str, layers: int, codes: int, precision: Precision) -> None:
     """All but ResNet's last, which has one row; layers of one shape share their code."""
     assert len(products(network)) == layers
-    found = kernels(network, precision)
+    found = kernels(products(network), precision)
     tiled = [k for k in found if "ldtilecfg" in k.func.script()]
     assert len(tiled) == codes
     assert [k.macs for k in found if k not in tiled] == ([2048 * 1000] if network == "resnet50" else [])
     assembly = assembly_of(found)
     counts = instructions(assembly)
+    assert (counts[ON_VECTORS[precision]] > 0) == (network == "resnet50")
     assert counts["ldtilecfg"] == counts["tilerelease"] == len(tiled)
     assert counts[MULTIPLY[precision]] >= 4 * len(tiled)
     # Two tiles of each side for four products.
     assert counts["tileloadd"] <= 1.1 * counts[MULTIPLY[precision]]
     check_loops(assembly, MULTIPLY[precision])
+
+
+def test_attention_runs_on_tiles() -> None:
+    attention = [g for g in groups("minilm") if g.kind == "attention"]
+    assert len(attention) == 6
+    found = kernels(attention, Precision.BF16)
+    assert len(found) == 1  # One code for all layers.
+    counts = instructions(assembly_of(found))
+    assert counts["tdpbf16ps"] >= 8 and counts["tdpbf16ps"] % 4 == 0  # Both products in blocks of 2 x 2 tiles.
+    assert counts[ON_VECTORS[Precision.BF16]] == 0
 
 
 def check_loops(assembly: str, multiply: str) -> None:
