@@ -303,8 +303,10 @@ class _Lowering:
                     expected=FLOAT32,
                 )
             results.append(self.values[var.name, dtype])
+        # What the program is called with is checked by it; the constants are its own.
+        attrs = {"num_input": len(self.builder.inputs)}
         self.builder.inputs += self.constant_vars
-        func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType))
+        func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType), attrs=attrs)
         mod = with_main(self.library.get(), func)
         return Lowered(mod, tuple(self.constants), self.functions, self.kernels, self.casts)
 
