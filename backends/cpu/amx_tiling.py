@@ -118,10 +118,15 @@ class _Model:
         return steps / tiles.steps * step + _LATENCY + _BLOCK_CYCLES + left_rows * vectors * _VECTOR_CYCLES
 
     def _step_counts(self) -> set[int]:
-        """Steps of a tile to try: as even as possible, and those that divide a tap's."""
+        """Steps of a tile to try: as even as possible, and those that divide a tap's. Floats beyond a tap are not read
+        in place: zero times infinity is none."""
         a_tap = ceil_div(self.rows.reduction.depth, self.arithmetic.depth)
         even = ceil_div(a_tap, ceil_div(a_tap, _MOST_STEPS))
-        return {even, *(s for s in range(_FEWEST_TILE_STEPS, _MOST_STEPS + 1) if a_tap % s == 0)}
+        found = {even, *(s for s in range(_FEWEST_TILE_STEPS, _MOST_STEPS + 1) if a_tap % s == 0)}
+        if self.arithmetic.precision is Precision.INT8:
+            return found
+        unit = self.arithmetic
+        return {s for s in found if a_tap % s == 0 or self.rows.copied_bytes(s * unit.depth, unit)}
 
     def _heights(self) -> list[int]:
         run = self.rows.run

@@ -19,18 +19,20 @@ from narrowcast.backends.cpu.amx import configuration
 from narrowcast.backends.cpu.amx_tiling import on_tiles
 from narrowcast.backends.cpu.convolution import build_conv
 from narrowcast.backends.cpu.isa import arithmetic
+from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.cpu.left_rows import MatrixRows
 from narrowcast.backends.cpu.microkernel import Tasks
 from narrowcast.backends.cpu.tiling import Product, Tiles, choose
 from narrowcast.backends.target import Target
-from narrowcast.precision import Precision
+from narrowcast.precision import BFLOAT16, FLOAT32, Precision
 
 from ...emulation import amx
+from .groups import execute, group_of
 from .symbolic import SymbolicKernel
 from .test_attention import Case
 from .test_attention import check as check_attention
 from .test_batched_matmul import check as check_batched
-from .test_convolution import Conv
+from .test_convolution import Conv, call
 from .test_convolution import check as check_conv
 from .test_gemm import check as check_matmul
 from .test_symbolic_convolutions import CONVOLUTIONS, check_at
@@ -91,6 +93,19 @@ def test_three_threads_divide_the_work(precision: Precision) -> None:
 ], ids=str)
 def test_convolution(precision: Precision, conv: Conv) -> None:
     check_conv(build_conv, precision, conv, TARGET)
+
+
+@pytest.mark.usefixtures("must_use_tiles")
+def test_an_infinite_value_stays_in_its_window() -> None:
+    """34 channels are 17 steps of BF16, which is no number of whole tiles: what is beyond is not multiplied by 0."""
+    conv = Conv(1, 16, 32, 34, 32, (1, 1), strides=(2, 2))
+    data = np.ones((1, 16, 32, 34), np.float32)
+    data[0, 4, 3] = np.inf  # A pixel that the stride leaves out.
+    weights = np.ones((32, 1, 1, 34), np.float32)
+    group = group_of("conv", [data.shape], lambda b, p: b.emit(call(conv, p[0], weights), "layer"))
+    request = KernelRequest(group, Precision.BF16, (BFLOAT16,), (FLOAT32,))
+    (found,) = execute(build_conv, request, [data], TARGET)
+    np.testing.assert_array_equal(found, np.full((1, 8, 16, 32), 34.0, np.float32))
 
 
 @TILED
