@@ -23,6 +23,8 @@ from .llvm_helpers import DOT_BF16, DOT_BF16_NAME, DOT_WORDS_NAME, dot_words
 from .vector_math import Vector, fma, splat
 from .vector_memory import Index, load, store
 
+# What vpmaddwd on the halves of bytes takes beside its operands: the mask, a product, and one to schedule with.
+_SPLITTING_REGISTERS = 3
 # Cycles of a multiply-add of FP16 with its share of adding a block's sums to two float32 vectors.
 _FP16_CYCLES = 1.5
 
@@ -92,8 +94,8 @@ class Arithmetic:
 
     def registers(self, rows: int, vectors: int) -> int:
         """Vector registers that a block of accumulators takes, with what is multiplied."""
-        products = 1 if self.parts > 1 else 0
-        return rows * vectors + self.parts * (vectors + 1) + products
+        further = _SPLITTING_REGISTERS if self.parts > 1 else 0
+        return rows * vectors + self.parts * (vectors + 1) + further
 
     def broadcast(self, source: tirx.Buffer, offset: Index, present: Index | None = None) -> Vector:
         """``depth`` consecutive elements of the left side, in every lane. Only the first ``present`` are read (None:
