@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-quantized bench-kernels conformance models fuzz clean
+.PHONY: demo test lint bench bench-quantized bench-kernels tiers conformance models fuzz clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
@@ -26,6 +26,10 @@ bench-quantized: $(VENV)/.installed-bench
 
 bench-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.kernels
+
+# Whole networks for CPUs of every tier: their instructions, and every kernel against the evaluator where it runs.
+tiers: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.tiers
 
 # ONNX's own tests, next to ONNX Runtime; fails where a case of benchmarks/conformance.txt is lost.
 conformance: $(VENV)/.installed-test

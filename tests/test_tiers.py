@@ -9,12 +9,12 @@ import torch
 
 import narrowcast as nc
 from narrowcast.backends.target import Target
+from narrowcast.benchmarks.assembly import instructions, spills, sums_by
 from narrowcast.frontends import import_model
 from narrowcast.passes import run_pipeline
 from narrowcast.precision import Precision
 from narrowcast.verification import kernel_agreement
 
-from .backends.cpu.assembly import instructions, spills, sums_by
 from .backends.cpu.fp16 import FP16_TARGET, emulated_fp16  # noqa: F401
 from .test_amx_programs import encoder, small_net
 
