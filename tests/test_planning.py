@@ -18,7 +18,7 @@ from narrowcast.passes import run_pipeline
 from narrowcast.planning import Costs, Network, build_problem, candidate, measure_costs, nominal_costs, precisions_of
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
-FP32, BF16, INT8 = Precision.FP32, Precision.BF16, Precision.INT8
+FP32, FP16, BF16, INT8 = Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8
 VNNI_BF16, VNNI, AVX2 = (Target(name, 1) for name in ("znver4", "cascadelake", "haswell"))
 QX, QL = QParams(0.1, 128), QParams(0.2, 0)
 QPARAMS = {"x": QX, "skip": QParams(0.3, 7), "layer": QL, "flat": QL, "head": QParams(0.4, 9)}
@@ -67,6 +67,24 @@ def test_int8_needs_parameters_of_the_operands(network: Network) -> None:
     without = {k: q for k, q in QPARAMS.items() if k != "x"}
     assert precisions_of(network, group(network, "layer"), VNNI_BF16, without) == (FP32, BF16)
     assert INT8 in precisions_of(network, group(network, "head"), VNNI_BF16, without)
+
+
+def test_fp16_is_for_what_float16_holds(network: Network) -> None:
+    sapphire, layer = Target("sapphirerapids", 1), group(network, "layer")
+    assert precisions_of(network, layer, sapphire, QPARAMS) == (FP32, FP16, BF16, INT8)
+    weight = float(np.abs(ir.constant_value(layer.anchor.value.args[1])).max())
+    for largest, fits in ((65504 / 2 / 16 / weight * 0.99, True), (65504 / 2 / 16 / weight * 1.01, False)):
+        wide = {**QPARAMS, "x": QParams(largest / 255, 0)}
+        assert (FP16 in precisions_of(network, layer, sapphire, wide)) == fits
+    assert FP16 not in precisions_of(network, layer, sapphire, {}), "nothing is known of the range"
+
+
+def test_float16_is_stored_where_fp16_is_offered(network: Network) -> None:
+    wide = {**QPARAMS, "layer": QParams(65504 / 255, 0)}
+    for target, found in ((Target("sapphirerapids", 1), {"x", "skip", "flat", "head"}), (VNNI_BF16, set())):
+        costs = nominal_costs(network, target, wide)
+        problem = build_problem(network, costs, wide, {}, None, {})
+        assert {t for t, dtypes in problem.storages.items() if "float16" in dtypes} == found
 
 
 def test_candidates_touch_one_storage(network: Network) -> None:

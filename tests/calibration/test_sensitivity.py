@@ -17,7 +17,7 @@ from narrowcast.calibration.sensitivity import Sensitivities, estimate_sensitivi
 from narrowcast.calibration.statistics import Statistics
 from narrowcast.errors import DataError
 from narrowcast.passes.fuse import FuseGroups
-from narrowcast.precision import BFLOAT16, FLOAT32, Precision, PrecisionPlan, QParams, Storage
+from narrowcast.precision import FLOAT32, Precision, PrecisionPlan, QParams, Storage
 
 SAMPLES, DRAWS = 48, 6
 # A draw's square has relative standard deviation sqrt(2) where one direction dominates: the mean of 288 is within 4
@@ -40,7 +40,7 @@ class Prepared:
         return estimate_sensitivities(self.evaluator, self.samples, self.qparams, self.scales, **options)
 
     def storage(self, tensor: str, dtype: str) -> Storage:
-        return BFLOAT16 if dtype == "bfloat16" else Storage("uint8", self.qparams[tensor])
+        return Storage("uint8", self.qparams[tensor]) if dtype == "uint8" else Storage(dtype)
 
     def measure(self, plan: PrecisionPlan) -> float:
         return measure_noise(self.evaluator, self.samples, plan, self.scales)
@@ -107,6 +107,15 @@ def test_predicts_the_noise_of_a_transformer(attention: Prepared, attention_sens
                                              precision: Precision) -> None:
     measured = attention.measure(attention.only_compute(group, precision))
     assert_predicts(attention_sensitivities.compute[group, precision], measured)
+
+
+@pytest.mark.parametrize(("group", "sums"), [("stem", 1 + (16 + 1) / 4), ("depthwise", 1.0)])
+def test_fp16_adds_the_noise_of_its_sums_to_that_of_operands(conv: Prepared, group: str, sums: float) -> None:
+    """The evaluator rounds operands only; ``tests/backends/cpu/test_fp16.py`` has the noise of emitted sums."""
+    found = conv.estimate(draws=DRAWS, precisions=(Precision.FP16, Precision.BF16, Precision.INT8))
+    operands = conv.measure(conv.only_compute(group, Precision.FP16))
+    assert_predicts(found.compute[group, Precision.FP16], sums * operands)
+    assert not any(p is Precision.FP16 for _, p in conv.estimate().compute)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])

@@ -75,6 +75,18 @@ def test_sums_are_of_blocks() -> None:
     np.testing.assert_array_equal(actual, 2048 + 3 * FP16_BLOCK)
 
 
+def test_noise_of_sums_is_as_predicted() -> None:
+    """``1 + (16 + 1) / 4`` times that of rounding the operands, on random data."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((64, 512), (512, 64)))
+    group = group_of("matmul", [x.shape], lambda b, p: b.emit(relax.op.matmul(p[0], ir.constant(w)), "layer"))
+    (actual,) = execute(build_matmul, KernelRequest(group, FP16, (FLOAT16,), (FLOAT32,)), [x], FP16_TARGET)
+    exact = x.astype(np.float64) @ w
+    rounded = x.astype(np.float16).astype(np.float64) @ w.astype(np.float16)
+    ratio = np.square(actual - exact).mean() / np.square(rounded - exact).mean()
+    assert 0.5 < ratio / (1 + (FP16_BLOCK + 1) / 4) < 2, ratio
+
+
 def test_storage_rounds_to_even_and_overflows_to_infinity() -> None:
     x = np.array([[1 + 2**-11, 1 + 3 * 2**-11, 1e-8, 3e-8, 65504, 65520, -1e9, np.nan]], np.float32)
     group = group_of("movement", [x.shape], lambda b, p: b.emit(relax.op.permute_dims(p[0]), "layer"))
