@@ -48,7 +48,8 @@ class FuseGroups:
     are in ``kinds.py`` and docs/design.md.
     Does not fire when: never; an op that no kind takes is an opaque group. An elementwise op stays out of a
     producer's epilogue when it changes the shape, when the producer's value has another reader that the epilogue
-    does not contain, or when an operand limit is passed; ``refusals`` tells.
+    does not contain, or when an operand limit is passed; ``refusals`` tells. Operators that move elements are one group
+    with the moves that only they read: what is sliced and transposed on the way into a concatenation is copied once.
 
     max_operands : run-time tensors that an epilogue may read besides the anchor's own operands.
     max_ops : elementwise ops in an epilogue.
@@ -121,15 +122,30 @@ class _Partition:
         return _GroupDraft(kind, tuple(members))
 
     def _grow_movement(self, anchor: relax.VarBinding) -> list[relax.VarBinding]:
+        """The moves that follow ``anchor``, each the only reader of the one before, and those that only they read."""
         members = [anchor]
-        while op_name(members[-1].value) in INDEXING and not self.outputs & {members[-1].var}:
-            readers = self.uses.get(members[-1].var, [])
-            if len(readers) != 1 or self.kinds.get(readers[0].var) != "movement" or readers[0].var in self.taken:
+        while op_name(members[-1].value) in INDEXING:
+            reader = self._only_reader(members[-1])
+            if reader is None or not self._is_free_move(reader) or len(members) >= self.limits.max_ops:
                 break
-            if op_name(readers[0].value) not in INDEXING or len(set(variables_of(readers[0].value))) != 1:
-                break
-            members.append(readers[0])
-        return members
+            members.append(reader)
+        for member in members:  # It grows.
+            for var in dict.fromkeys(variables_of(member.value)):
+                maker = self.bindings[self.position[var]] if var in self.position else None
+                if maker is not None and maker not in members and self._is_free_move(maker) \
+                        and self._only_reader(maker) is not None and len(members) < self.limits.max_ops:
+                    members.append(maker)
+        return sorted(members, key=lambda b: self.position[b.var])
+
+    def _only_reader(self, binding: relax.VarBinding) -> relax.VarBinding | None:
+        """What reads the binding's value, where that is one binding and no output is."""
+        readers = self.uses.get(binding.var, [])
+        return readers[0] if len(readers) == 1 and binding.var not in self.outputs else None
+
+    def _is_free_move(self, binding: relax.VarBinding) -> bool:
+        """Whether the binding only moves elements and is in no group yet."""
+        return (self.kinds.get(binding.var) == "movement" and op_name(binding.value) in INDEXING
+                and binding.var not in self.taken)
 
     def _grow_epilogue(self, anchor: relax.VarBinding) -> list[relax.VarBinding]:
         """The longest run of elementwise ops after ``anchor`` that leaves one value to the outside.

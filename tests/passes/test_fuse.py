@@ -248,3 +248,22 @@ def test_verifier_refuses_ops_outside_groups() -> None:
     net = Net((2, 3))
     with pytest.raises(CompileError, match="exp: main computes something outside the groups"):
         VerifyGroupedForm()(net.module(net(op.exp(net.x), "exp")))
+
+
+def test_moves_that_only_a_concatenation_reads_join_it() -> None:
+    """Slices of a cache before what is appended to it: one copy, from where the elements are."""
+    net = Net((2, 3, 4), (1, 3))
+    kept = net(relax.op.squeeze(net(relax.op.strided_slice(net.inputs[0], axes=[0], begin=[1], end=[2]), "kept"),
+                                axis=0), "flat")
+    moved = net(relax.op.permute_dims(net.inputs[1]), "moved")
+    joined = net(relax.op.concat([kept, net(relax.op.broadcast_to(moved, (3, 3)), "wide")], axis=1), "joined")
+    assert _fuse(net.module(joined)) == {
+        "kept": ("movement", ["kept", "flat", "moved", "wide", "joined"], ("in0", "in1"))}
+
+
+def test_a_move_with_another_reader_stays_out() -> None:
+    net = Net((2, 3), (2, 3))
+    moved = net(relax.op.permute_dims(net.inputs[1]), "moved")
+    joined = net(relax.op.concat([net(relax.op.permute_dims(net.inputs[0]), "own"), moved], axis=1), "joined")
+    assert _fuse(net.module(joined, moved)) == {
+        "moved": ("movement", ["moved"], ("in1",)), "own": ("movement", ["own", "joined"], ("in0", "moved"))}
