@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, as_dim, product_of, simplified
+from ...dims import Dim, as_dim, equal_dims, product_of, simplified
 from ...errors import UnsupportedOperatorError
 from ...ir import Constant, constant_value, dims_of, op_name, outputs_of
 from ...precision import Storage
@@ -47,9 +47,9 @@ def build_movement(request: KernelRequest, capabilities: Capabilities, threads: 
             key: dense(flat_view(buffer), dims_of(key)) for key, buffer in known.items()}
         stage = _Stage(request.outputs[0], Loops.of(request, capabilities, threads), request.group.name,
                        flat_view(parameters.outputs[0]))
-        bindings, last = request.group.bindings, _last_copy(request)
+        bindings, (last, written) = request.group.bindings, _last_copy(request, stage.output)
         for position, binding in enumerate(bindings):
-            tensors[binding.var] = stage.apply(binding, tensors, may_write_output=position >= last)
+            tensors[binding.var] = stage.apply(binding, tensors, written if position >= last else None)
         result = tensors[outputs_of(request.group.function)[0]]
         if result.buffer is not stage.output:
             copy(dense(stage.output, result.shape), result, stage.loops)
@@ -62,41 +62,57 @@ def _constants(value: tvm.ir.Expr) -> list[Constant]:
     return [a for a in arguments if isinstance(a, Constant) and not is_pad]
 
 
-def _last_copy(request: KernelRequest) -> int:
-    """The operator after which only the shape changes: what it or a later one writes is the output."""
+def _last_copy(request: KernelRequest, output: tvm.ir.Expr) -> tuple[int, Strided]:
+    """The operator after which only the shape and the order of axes change, and its result in the output's buffer."""
     bindings = request.group.bindings
-    last = len(bindings) - 1
-    while last > 0 and op_name(bindings[last].value) in _RESHAPES:
-        last -= 1
-    return last
+    last, written = len(bindings) - 1, dense(output, dims_of(bindings[-1].var))
+    while last > 0:
+        call, name = bindings[last].value, op_name(bindings[last].value)
+        if name in _RESHAPES:
+            before = written.reshaped(dims_of(call.args[0]))
+        elif name == "relax.permute_dims":
+            before = written.transposed([_axes(call).index(a) for a in range(len(written.shape))])
+        else:
+            break
+        if before is None:
+            break
+        last, written = last - 1, before
+    return last, written
+
+
+def _axes(call: relax.Call) -> list[int]:
+    """The axes of a permutation, counted from the front."""
+    axes, rank = call.attrs.axes, len(dims_of(call))
+    return [int(a) % rank for a in axes] if axes is not None else list(reversed(range(rank)))
 
 
 @dataclass
 class _Stage:
-    """Applies one operator after the other inside the function being built."""
+    """Applies one operator after the other inside the function being built.
+
+    target : where the operator may write its result, in the output.
+    """
 
     storage: Storage
     loops: Loops
     layer: str
     output: tvm.ir.Expr
-    target: tvm.ir.Expr | None = None
+    target: Strided | None = None
 
-    def apply(self, binding: relax.VarBinding, tensors: dict[tvm.ir.Expr, Strided], *,
-              may_write_output: bool) -> Strided:
+    def apply(self, binding: relax.VarBinding, tensors: dict[tvm.ir.Expr, Strided], target: Strided | None) -> Strided:
         call, name = binding.value, op_name(binding.value)
         if name not in _OPERATORS:
             raise UnsupportedOperatorError("this operator does not only move elements", layer=self.layer, found=name)
         arguments = [tensors[f] for arg in call.args for f in (arg.fields if isinstance(arg, relax.Tuple) else [arg])
                      if f in tensors]
-        self.target = self.output if may_write_output else None
+        self.target = target
         return _OPERATORS[name](self, call, arguments, dims_of(binding.var))
 
-    def allocate(self, shape: Sequence[Dim]) -> Strided:
-        """A dense tensor to write: the output itself where the operator is the last that writes."""
-        buffer = self.target
-        if buffer is None:
-            buffer = T.alloc_buffer((product_of(shape),), buffer_dtype(self.storage))
-        return dense(buffer, shape)
+    def allocate(self, shape: Sequence[Dim], *, in_order: bool = True) -> Strided:
+        """A tensor to write, ``in_order`` a dense one: in the output where the operator is the last that writes."""
+        if self.target is not None and equal_dims(self.target.shape, shape) and (self.target.is_dense or not in_order):
+            return self.target
+        return dense(T.alloc_buffer((product_of(shape),), buffer_dtype(self.storage)), shape)
 
     def ordered(self, x: Strided) -> Strided:
         """``x`` itself, or a dense copy of it in memory of its own."""
@@ -120,8 +136,7 @@ def _reshape(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: 
 
 
 def _permute(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
-    axes, rank = call.attrs.axes, len(shape)
-    return inputs[0].transposed([int(a) % rank for a in axes] if axes is not None else list(reversed(range(rank))))
+    return inputs[0].transposed(_axes(call))
 
 
 def _slice(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
@@ -176,7 +191,7 @@ def _repeat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: t
 
 def _concat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     axis = int(call.attrs.axis if call.attrs.axis is not None else 0) % len(shape)
-    result = stage.allocate(shape)
+    result = stage.allocate(shape, in_order=False)
     first: Dim = 0
     for x in inputs:
         copy(result.sliced(axis, first, x.shape[axis]), x, stage.loops)
@@ -186,7 +201,7 @@ def _concat(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: t
 
 def _stack(stage: _Stage, call: relax.Call, inputs: Sequence[Strided], shape: tuple[Dim, ...]) -> Strided:
     axis = int(call.attrs.axis if call.attrs.axis is not None else 0) % len(shape)
-    result = stage.allocate(shape)
+    result = stage.allocate(shape, in_order=False)
     for position, x in enumerate(inputs):
         copy(result.sliced(axis, position, 1).without(axis), x, stage.loops)
     return result

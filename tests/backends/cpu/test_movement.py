@@ -96,6 +96,27 @@ def test_any_transpose(case: tuple[tuple[int, ...], list[int]]) -> None:
     np.testing.assert_array_equal(actual, inputs[0].transpose(axes))
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(4)), st.permutations(range(3)), st.sampled_from(["concat", "stack", "pad", "tile"]),
+       st.booleans())
+def test_a_copy_is_written_in_the_order_that_follows(axes: list[int], last: list[int], name: str, flat: bool) -> None:
+    """Joins, then a transpose, a reshape and another transpose: the joins write where the elements end up."""
+    joins: dict[str, tuple[Op, Callable[..., np.ndarray]]] = {
+        "concat": (lambda x, y: op.concat([x, y], 1), lambda x, y: np.concatenate([x, y], 1)),
+        "stack": (lambda x, y: op.stack([x, y], 1), lambda x, y: np.stack([x, y], 1)),
+        "pad": (lambda x, y: nn.pad(x, (0, 0, 1, 2, 0, 3, 0, 0)),
+                lambda x, y: np.pad(x, ((0, 0), (1, 2), (0, 3), (0, 0)))),
+        "tile": (lambda x, y: op.tile(x, (1, 2, 1, 3)), lambda x, y: np.tile(x, (1, 2, 1, 3))),
+    }
+    emit, reference = joins[name]
+    shape = (2, 3, 5, 4) if name != "stack" else (2, 5, 4)
+    joined = reference(np.zeros(shape), np.zeros(shape)).transpose(axes)
+    merged = (joined.shape[0] * joined.shape[1], *joined.shape[2:]) if flat else (*joined.shape[:2], -1)
+    inputs, actual = run([shape, shape], [emit, lambda x: op.permute_dims(x, axes), lambda x: op.reshape(x, merged),
+                                          lambda x: op.permute_dims(x, last)], FLOAT32)
+    np.testing.assert_array_equal(actual, reference(*inputs).transpose(axes).reshape(merged).transpose(last))
+
+
 def max_pool(x: np.ndarray, *args: object, **options: object) -> np.ndarray:
     y = torch.nn.functional.max_pool2d(torch.tensor(x).permute(0, 3, 1, 2), *args, **options)  # type: ignore[arg-type]
     return y.permute(0, 2, 3, 1).numpy()
