@@ -24,6 +24,10 @@ bench: $(VENV)/.installed-bench $(VENV)/.installed-models
 bench-quantized: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.quantized
 
+# Two programs from four threads for a minute.
+bench-threads: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.threads
+
 bench-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.kernels
 

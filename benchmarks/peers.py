@@ -47,8 +47,11 @@ def onnxruntime_fp32(model: onnx.ModelProto, threads: int) -> Peer:
 
 
 def onnxruntime_int8(model: onnx.ModelProto, calibration: Sequence[Arrays], threads: int) -> Peer:
-    """ONNX Runtime on its static QDQ quantization: activations u8, weights s8 per channel, min-max ranges. Embeddings are
-    looked up in floating point: as the weights of products, which they may be too, they have scales per channel."""
+    """ONNX Runtime on its static QDQ quantization: activations u8, weights s8 per channel, min-max ranges.
+
+    Embeddings are looked up in floating point: as the weights of products, which they may be too, they have scales per
+    channel.
+    """
     return session(quantize_onnx(model, calibration, exclude=("Gather",)), threads)
 
 
