@@ -117,7 +117,8 @@ _LINUX_EXTRA = {
     "graniterapids": ("amx_fp16",), "tigerlake": ("avx512_vp2intersect", "gfni"), "rocketlake": ("gfni", "sha_ni"),
     "icelake-server": ("gfni", "vaes", "avx512_vbmi2", "pconfig"), "icelake-client": ("gfni", "vaes", "avx512_vbmi2"),
     **dict.fromkeys(("alderlake", "raptorlake", "meteorlake"), ("gfni", "vaes")),
-    **dict.fromkeys(("clearwaterforest", "lunarlake", "pantherlake", "arrowlake-s"), ("cmpccxadd", "avx_ifma", "sha512")),
+    **dict.fromkeys(("clearwaterforest", "lunarlake", "pantherlake", "arrowlake-s"),
+                    ("cmpccxadd", "avx_ifma", "sha512")),
     **dict.fromkeys(("sierraforest", "arrowlake"), ("cmpccxadd", "avx_ifma")),
     "skylake": ("adx", "clflushopt", "xsavec"), "broadwell": ("adx",),
 }
