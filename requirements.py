@@ -63,6 +63,10 @@ class Requirement:
         for symbol, other in ((left, right), (right, left)):
             if isinstance(symbol, tirx.Var) and isinstance(other, (int, tirx.Var)):
                 return symbol.name, other if isinstance(other, int) else other.name
+            if isinstance(symbol, tirx.Mul) and isinstance(symbol.a, tirx.Var) and isinstance(other, int):
+                factor = as_dim(symbol.b)
+                if isinstance(factor, int) and factor > 0 and other % factor == 0:
+                    return symbol.a.name, other // factor
         return None
 
     def __str__(self) -> str:

@@ -48,3 +48,12 @@ def test_likely_extents_meet_the_requirements() -> None:
     assert likely({"s": 1, "t": 8}, [at_least(S, 100)]) == {"s": 128, "t": 8}
     assert likely({"s": 128}, [at_least(S, 1791)]) == {"s": 2048}
     assert likely({"s": 1}, [at_least(0, S)]) == {"s": 1}
+
+
+@pytest.mark.parametrize(("left", "right", "found"), [
+    (S, 4, ("s", 4)), (4, S, ("s", 4)), (S, T, ("s", "t")), (S * 6, 8256, ("s", 1376)), (60, S * 3, ("s", 20)),
+    (S * 6, 7, None), (S + 1, 4, None), (S * T, 4, None),
+])
+def test_what_an_equality_says_a_symbol_is(left: Dim, right: Dim, found: tuple[str, str | int] | None) -> None:
+    assert Requirement("==", left, right, "layer").as_equality() == found
+    assert at_least(left, right).as_equality() is None

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
+import narrowcast
 from narrowcast.dims import dim_text
 from narrowcast.errors import ImportModelError, UnsupportedOperatorError
 from narrowcast.frontends.onnx import import_onnx
@@ -326,3 +327,17 @@ def test_expected_results_are_those_of_onnx_runtime() -> None:
     """The tests' own reference: a wrong import is noticed."""
     proto = model([node("Mul", "x,c")], {"x": ["n"]}, "y", {"c": np.asarray([2], np.float32)})
     assert np.array_equal(expected(proto, {"x": noise(3)})[0], 2 * noise(3))
+
+
+def test_an_extent_that_a_shape_decides_is_known() -> None:
+    """A tensor [2, 3, w] in the shape [4, 258, 8] has w = 1376 (found by fuzzing: w was taken for any number)."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])], "known",
+        [onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, "w"])],
+        [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [onnx.helper.make_tensor("shape", TensorProto.INT64, [3], [4, 258, 8])])
+    proto = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    program = narrowcast.compile(proto, num_threads=1)
+    assert program.inputs[0].shape == (2, 3, 1376)
+    x = np.random.default_rng(0).standard_normal((2, 3, 1376), dtype=np.float32)
+    np.testing.assert_array_equal(program(x), x.reshape(4, 258, 8))
