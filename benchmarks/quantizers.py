@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from onnx import version_converter
 from torch import nn
 from torch.export import ExportedProgram
 
 from .quiet import need, quiet
 
 Arrays = tuple[np.ndarray, ...]
+_PER_CHANNEL_OPSET = 13
 
 
 def quantize_onnx(model: onnx.ModelProto, calibration: Sequence[Arrays], *, form: str = "QDQ", per_channel: bool = True,
@@ -42,7 +44,7 @@ def quantize_onnx(model: onnx.ModelProto, calibration: Sequence[Arrays], *, form
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         original, prepared, quantized = (str(Path(folder) / f"{name}.onnx") for name in ("fp32", "prepared", "int8"))
-        onnx.save(model, original)
+        onnx.save(_with_axes(model), original)
         quant_pre_process(original, prepared, skip_symbolic_shape=True)
         left_out = [n.name for n in onnx.load(prepared).graph.node if n.op_type in exclude]
         quantize_static(
@@ -51,6 +53,12 @@ def quantize_onnx(model: onnx.ModelProto, calibration: Sequence[Arrays], *, form
             extra_options=options,
         )
         return onnx.load(quantized)
+
+
+def _with_axes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in an opset in which scales may be per channel."""
+    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    return model if opset >= _PER_CHANNEL_OPSET else version_converter.convert_version(model, _PER_CHANNEL_OPSET)
 
 
 def quantize_pt2e(
