@@ -178,7 +178,7 @@ class OnnxNode:
         return dtype_of(value) if isinstance(value, relax.Var) else self.normal(value.dtype) or str(value.dtype)
 
     def normal(self, dtype: object) -> str | None:
-        """The element type that values of ``dtype`` get here: that of normal form, or float64 where the node is wide."""
+        """The element type that values of ``dtype`` get here: that of normal form, float64 where the node is wide."""
         return "float64" if self.wide and str(dtype) == "float64" else normal_dtype(dtype)
 
     def declared_dtype(self, index: int) -> str:
