@@ -312,16 +312,24 @@ def _check_node(node: onnx.NodeProto, resolved: OnnxNode, *, is_called: bool) ->
     their types; nothing for an operator that ONNX lacks."""
     if resolved.op in ("Constant", "SequenceMap", *CONTROL):
         return
-    try:
-        schema = onnx.defs.get_schema(resolved.op, resolved.opset, "")
-    except onnx.defs.SchemaError:
+    schema = _schema(resolved.op, resolved.opset)
+    if schema is None or schema.deprecated:
         return
-    if schema.deprecated:
-        return
-    check_definition(node, resolved.opset, resolved.label)
+    check_definition(node, max(resolved.opset, schema.since_version), resolved.label)
     problem = None if is_called else type_problem(schema, resolved.declared)
     if problem:
         raise resolved.fault("the operands are of types that the operator does not take", found=problem)
+
+
+def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
+    """The operator's definition in an opset, the newest where the opset is older than the operator; None where ONNX has
+    no such operator."""
+    for version in (opset, onnx.defs.onnx_opset_version()):
+        try:
+            return onnx.defs.get_schema(op, version, "")
+        except onnx.defs.SchemaError:
+            continue
+    return None
 
 
 def _constant(node: OnnxNode) -> np.ndarray:

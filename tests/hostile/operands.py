@@ -45,6 +45,12 @@ def _resize(scales: np.ndarray | None = None, sizes: np.ndarray | None = None, *
 
 
 _SIZES: Cases = {
+    "operator newer than the opset, on another type": (
+        lambda: model(node("BitwiseNot", "c", "b"), node("Cast", "b", to=1), opset=14, c=floats(5)), ImportModelError,
+        "the_BitwiseNot: .*types that the operator does not take"),
+    "operator newer than the opset, with an input too many": (
+        lambda: model(node("BitwiseNot", "c,c", "b"), node("Cast", "b", to=1), opset=14, c=ints(5)), ImportModelError,
+        "the_BitwiseNot.*definition"),
     "input of a quadrillion elements": (lambda: model(node("Relu", "x"), shape=(2 ** 25, 2 ** 25)), ImportModelError,
                                         "x: .*(shape|elements|large)"),
     "input whose size overflows": (lambda: model(node("Relu", "x"), shape=(2 ** 40, 2 ** 40)), ImportModelError,
