@@ -32,6 +32,8 @@ def copy(target: Strided, source: Strided, loops: Loops) -> None:
     """Emit ``target[...] = source[...]`` for tensors of one shape and element type."""
     merged = _merge([_Loop(*dims) for dims in zip(target.shape, target.strides, source.strides, strict=True)])
     total = product_of(loop.extent for loop in merged)
+    if is_equal_dim(total, 0):
+        return
     *outer, inner = merged or [_Loop(1, 1, 1)]
     if is_one(inner.target) and (is_one(inner.source) or is_equal_dim(inner.source, 0)):
         _copy_rows(target, source, outer, inner, loops)

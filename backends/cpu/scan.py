@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 
 import tvm
 from tvm.script.ir_builder import tirx as T
@@ -121,7 +121,7 @@ class Scan:
         total = self.reduce("sum", function)
         count = self.shape.reduced
         if isinstance(count, int):
-            return total * splat(1.0 / count, lanes_of(total))
+            return total * splat(1.0 / count if count else nan, lanes_of(total))
         return total / splat(T.Cast("float32", count), lanes_of(total))
 
     def reduce(self, kind: str, function: Callable[[Vector], Vector], *, keep: bool = False) -> Vector:

@@ -80,7 +80,7 @@ def bit_cast(node: OnnxNode) -> Results:
 
 def convert(node: OnnxNode, value: Value, dtype: object) -> Value:
     """``value`` in elements of ``dtype`` (by NumPy's name) as they are in normal form; itself where nothing changes."""
-    name, wanted = str(dtype), node.normal(dtype)
+    name, wanted = str(dtype), "float64" if node.wide and str(dtype) == "float64" else normal_dtype(dtype)
     if wanted is None:
         raise node.unsupported(f"to elements of type {dtype}")
     x = node.constant(value)

@@ -50,6 +50,9 @@ CASES: dict[str, tuple[onnx.ModelProto, list[np.ndarray]]] = {
        for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sub")},
     "Add of a constant": (model_of("Add", {"a": A}, {"b": B}), [A]),
     "Sub from a constant": (model_with([helper.make_node("Sub", ["b", "a"], ["y"])], {"a": A}, {"b": B}, ["y"]), [A]),
+    "Mul by a known float32 of a function": (model_with([
+        helper.make_node("Constant", [], ["half"], value_float=0.5), helper.make_node("CastLike", ["half", "a"], ["h"]),
+        helper.make_node("Mul", ["a", "h"], ["y"])], {"a": A}, {}, ["y"]), [A]),
     "Sqrt": (model_of("Sqrt", {"a": np.abs(A)}), [np.abs(A)]),
     "Sum": (model_of("Sum", {"a": A, "b": B, "c": A}), [A, B, A]),
     "Where": (model_of("Where", {"c": A > 0, "a": A, "b": B}), [A > 0, A, B]),

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import narrowcast
 from narrowcast.errors import ImportModelError
 from narrowcast.frontends.onnx import import_onnx
 from narrowcast.ir import Constant, op_bindings
@@ -229,6 +230,8 @@ def test_scalar_inputs_and_results() -> None:
     ([node("Concat", "x,x", "c", axis=0), node("Transpose", "c")], (0, 3)),
     ([node("ReduceSum", "x,a")], (0, 3)),
     ([node("MatMul", "x,w")], (0, 3)),
+    ([node("MeanVarianceNormalization", "x")], (3, 3, 0, 1)),
+    ([node("MeanVarianceNormalization", "x")], (0, 3, 4, 4)),
 ])
 def test_empty_inputs(nodes: list[onnx.NodeProto], shape: tuple[int, ...]) -> None:
     constants = {"a": ints(0), "w": noise(3, 2)}
@@ -236,6 +239,7 @@ def test_empty_inputs(nodes: list[onnx.NodeProto], shape: tuple[int, ...]) -> No
     proto = model(nodes, {"x": shape}, "y", {k: v for k, v in constants.items() if k in used})
     got = computed(import_onnx(proto), {"x": np.zeros(shape, np.float32)})[0]
     assert np.array_equal(got, expected(proto, {"x": np.zeros(shape, np.float32)})[0])
+    assert np.array_equal(narrowcast.compile(proto, num_threads=1)(np.zeros(shape, np.float32)), got)
 
 
 def test_outputs_that_nothing_reads_are_not_computed() -> None:

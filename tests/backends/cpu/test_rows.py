@@ -145,6 +145,14 @@ def test_any_axes(case: tuple[tuple[int, ...], set[int], bool]) -> None:
     check_reduce("sum", shape, tuple(sorted(axes)), keep)
 
 
+@pytest.mark.parametrize(("shape", "axes"), [((0, 3, 4), (0, 2)), ((3, 0, 4), (1,)), ((2, 5, 0), (2,)), ((0, 5), (0,))])
+def test_of_nothing(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """The sum is 0, the mean is not a number."""
+    for name in ("sum", "mean"):
+        (x,), actual = run("reduce", [random(*shape)], lambda v, name=name: getattr(op, name)(v, list(axes), False))
+        np.testing.assert_array_equal(actual, REDUCE[name](x, axes, False).numpy())
+
+
 def test_nan_is_not_lost_by_a_maximum() -> None:
     x = random(2, 50)
     x[0, 20] = np.nan
