@@ -24,6 +24,10 @@ bench: $(VENV)/.installed-bench $(VENV)/.installed-models
 bench-quantized: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.quantized
 
+# How long ResNet-50 compiles, and in how much memory.
+bench-compiling: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.compiling
+
 # Two programs from four threads for a minute.
 bench-threads: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.threads
