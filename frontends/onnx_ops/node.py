@@ -175,13 +175,13 @@ class OnnxNode:
         value = self._given(index)
         if isinstance(value, TensorSequence):
             raise self.fault(f"input {index} is a sequence of tensors")
-        return dtype_of(value) if isinstance(value, relax.Var) else self._constant_dtype(value) or str(value.dtype)
+        return dtype_of(value) if isinstance(value, relax.Var) else self._constant_dtype(value.dtype) or str(value.dtype)
 
-    def _constant_dtype(self, array: np.ndarray) -> str | None:
-        """The element type that a known value gets here: that of normal form, float64 for floats where the node is
-        wide."""
-        dtype = normal_dtype(array.dtype)
-        return "float64" if self.wide and dtype == "float32" else dtype
+    def _constant_dtype(self, dtype: object) -> str | None:
+        """The element type that known values of ``dtype`` get here: that of normal form, float64 for floats where the
+        node is wide."""
+        wanted = normal_dtype(dtype)
+        return "float64" if self.wide and wanted == "float32" else wanted
 
     def declared_dtype(self, index: int) -> str:
         """The element type that the model declares for input ``index``, or where it is unknown that in normal form."""
@@ -199,7 +199,7 @@ class OnnxNode:
         if isinstance(value, relax.Var):
             return value
         array = np.asarray(value)
-        wanted = dtype or self._constant_dtype(array)
+        wanted = dtype or self._constant_dtype(array.dtype)
         if wanted is None:
             raise self.unsupported(f"on elements of type {array.dtype}")
         return constant(array.astype(wanted))
