@@ -175,7 +175,9 @@ class OnnxNode:
         value = self._given(index)
         if isinstance(value, TensorSequence):
             raise self.fault(f"input {index} is a sequence of tensors")
-        return dtype_of(value) if isinstance(value, relax.Var) else self._constant_dtype(value.dtype) or str(value.dtype)
+        if isinstance(value, relax.Var):
+            return dtype_of(value)
+        return self._constant_dtype(value.dtype) or str(value.dtype)
 
     def _constant_dtype(self, dtype: object) -> str | None:
         """The element type that known values of ``dtype`` get here: that of normal form, float64 for floats where the
