@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from ..errors import CompileError, ImportModelError, UnsupportedOperatorError
-from ..ir import GraphBuilder, constant, with_main
+from ..ir import GraphBuilder, constant, dtype_of, with_main
 from ..requirements import Requirement, distinct, likely
 from .limits import MAX_CONSTANTS_BYTES, MAX_GROWTH
 from .model import ImportedModel
@@ -44,6 +44,9 @@ from .onnx_symbolic import evaluate_symbolic
 from .onnx_types import result_types, type_name, type_problem
 from .onnx_widths import with_widths
 from .symbolic_array import SymbolicArray, materialized
+
+# Types that values of no other type have in normal form.
+_EVIDENT = ("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float64")
 
 
 def import_onnx(model: onnx.ModelProto | Path | str, example_inputs: Sequence[np.ndarray] | None = None,
@@ -316,9 +319,17 @@ def _check_node(node: onnx.NodeProto, resolved: OnnxNode, *, is_called: bool) ->
     if schema is None or schema.deprecated:
         return
     check_definition(node, max(resolved.opset, schema.since_version), resolved.label)
-    problem = None if is_called else type_problem(schema, resolved.declared)
+    problem = None if is_called else type_problem(schema, [
+        declared or _evident_type(value) for declared, value in
+        zip(resolved.declared, resolved.inputs, strict=False)])
     if problem:
         raise resolved.fault("the operands are of types that the operator does not take", found=problem)
+
+
+def _evident_type(value: Value | None) -> str | None:
+    """The element type of what a function returned, where normal form has only one type for it."""
+    dtype = dtype_of(value) if isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType) else None
+    return dtype if dtype in _EVIDENT else None
 
 
 def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:

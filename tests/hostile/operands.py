@@ -44,7 +44,18 @@ def _resize(scales: np.ndarray | None = None, sizes: np.ndarray | None = None, *
     return image(node("Resize", "x,,s" if scales is not None else "x,,,t", **attributes), **weights)
 
 
+def _of_a_function() -> onnx.ModelProto:
+    """An operator on the boolean that a function of the model's own returns."""
+    body = helper.make_function("own", "f", ["a"], ["b"], [helper.make_node("Greater", ["a", "a"], ["b"])],
+                                [helper.make_opsetid("", 20)])
+    graph = model(helper.make_node("f", ["x"], ["t"], domain="own"), node("PRelu", "t,s"), s=floats(1)).graph
+    return helper.make_model(graph, functions=[body], ir_version=10,
+                             opset_imports=[helper.make_opsetid("own", 1), helper.make_opsetid("", 20)])
+
+
 _SIZES: Cases = {
+    "operator on what a function returns": (_of_a_function, ImportModelError,
+                                            "the_PRelu: .*types that the operator does not take"),
     "operator newer than the opset, on another type": (
         lambda: model(node("BitwiseNot", "c", "b"), node("Cast", "b", to=1), opset=14, c=floats(5)), ImportModelError,
         "the_BitwiseNot: .*types that the operator does not take"),
