@@ -15,14 +15,13 @@ from narrowcast.backends.cpu.build import compile_functions
 from narrowcast.backends.cpu.emit import emit
 from narrowcast.backends.cpu.kernel import Kernel, KernelRequest
 from narrowcast.backends.target import Target
+from narrowcast.benchmarks.assembly import innermost_loops, instructions
 from narrowcast.frontends import import_model
 from narrowcast.ir import Group, groups_of
 from narrowcast.models import resnet
 from narrowcast.models.bert import BertEncoder, BertShape
 from narrowcast.passes import run_pipeline
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
-
-from .assembly import innermost_loops, instructions
 
 TARGET = Target.parse("cpu:sapphirerapids", 2)
 STORAGE = {Precision.INT8: Storage("uint8", QParams(0.05, 0)), Precision.BF16: BFLOAT16}
