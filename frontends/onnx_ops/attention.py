@@ -32,6 +32,8 @@ def attention(node: OnnxNode) -> Results:
     shared = node.numbers([dims_of(x)[1] for x in (q, k, v)], "the heads")
     if shared[0] % shared[1] or shared[1] != shared[2] or not is_equal_dim(dims_of(k)[3], depth):
         raise node.fault("query, key and value do not fit", found=shared)
+    for own, other in ((dims_of(q)[0], dims_of(k)[0]), (dims_of(q)[0], dims_of(v)[0]), (keys, dims_of(v)[2])):
+        node.require_equal(own, other, "query, key and value do not fit")
     scale = node.attribute("scale")
     if scale is None:
         scale = node.numbers([depth], "the size of a head")[0] ** -0.5

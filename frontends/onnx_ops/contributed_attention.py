@@ -97,6 +97,8 @@ def _causal(node: OnnxNode, queries: Dim, keys: Dim) -> Expr:
 
 
 def _attended(node: OnnxNode, q: Expr, k: Expr, v: Expr, biases: Sequence[Expr]) -> relax.Var:
+    for own, other in ((dims_of(q)[0], dims_of(k)[0]), (dims_of(q)[0], dims_of(v)[0]), (dims_of(k)[2], dims_of(v)[2])):
+        node.require_equal(own, other, "query, key and value do not fit")
     bias: Expr | None = None
     for b in biases:
         bias = _added(node, bias, b, "bias")

@@ -341,3 +341,18 @@ def test_an_extent_that_a_shape_decides_is_known() -> None:
     assert program.inputs[0].shape == (2, 3, 1376)
     x = np.random.default_rng(0).standard_normal((2, 3, 1376), dtype=np.float32)
     np.testing.assert_array_equal(program(x), x.reshape(4, 258, 8))
+
+
+def test_the_batch_of_a_query_is_that_of_its_keys() -> None:
+    """An open batch beside a known one is known (found by fuzzing)."""
+    sizes = {"q": ["n", 3, 4, 8], "k": [2, 3, 6, 8], "v": ["m", 3, 6, 8]}
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Attention", ["q", "k", "v"], ["y"])], "attention",
+        [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()],
+        [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    proto = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 23)])
+    program = narrowcast.compile(proto, num_threads=1)
+    assert [i.shape for i in program.inputs] == [(2, 3, 4, 8), (2, 3, 6, 8), (2, 3, 6, 8)]
+    q, k, v = (np.random.default_rng(0).standard_normal(i.shape, dtype=np.float32) for i in program.inputs)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v)))
+    np.testing.assert_allclose(program(q, k, v), wanted, rtol=1e-5, atol=1e-5)
