@@ -26,6 +26,9 @@ from .tiling import Product, ceil_div, choose
 from .vector_math import Vector, splat
 from .vector_memory import Index, flat_view, load, store
 
+# Lanes of a vector on CPUs that have mask registers.
+_MASKED_LANES = 16
+
 
 @dataclass(frozen=True)
 class BatchedShape:
@@ -182,14 +185,26 @@ class BatchedProduct:
             if not (isinstance(full, int) and full == 0):
                 with T.serial(full) as k:
                     add(at + named("k", k) * unit.panel, unit.panel)
-            if not isinstance(rest, int):
+            summed = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", load(total, 0, unit.lanes))
+            if unit.lanes < _MASKED_LANES:
+                summed = summed + self._tail(left, at + full * unit.panel, rest)
+            elif not isinstance(rest, int):
                 with T.If(rest > 0), T.Then():
                     add(at + full * unit.panel, T.Cast("int32", rest))
             elif rest:
                 add(at + full * unit.panel, rest)
-            summed = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", load(total, 0, unit.lanes))
             T.buffer_store(terms, summed * tirx.const(-self.zeros.right, "int32"), [row])
         return terms
+
+    @staticmethod
+    def _tail(left: tirx.Buffer, begin: Index, count: Dim) -> Vector:
+        """The sum of ``count`` elements, one by one: LLVM 22 gets masked loads of 2 or 3 bytes wrong where there are no
+        mask registers."""
+        total = named("tail", T.alloc_buffer((1,), "int32"))
+        T.buffer_store(total, tirx.const(0, "int32"), [0])
+        with T.serial(count) as i:
+            T.buffer_store(total, total[0] + T.Cast("int32", left[begin + named("i", i)]), [0])
+        return total[0]
 
     def _value(self, acc: Vector, row_terms: tirx.Buffer | None, row: Index) -> Vector:
         """An accumulator as float32."""

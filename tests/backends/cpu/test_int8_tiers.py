@@ -58,6 +58,13 @@ def test_any_product_of_two_tensors(target: Target, batch: int, rows: int, depth
 
 
 @INT8_TIERS
+@pytest.mark.parametrize("depth", [32, 33, 34, 35, 36, 66, 67])
+def test_rows_that_fill_vectors_and_a_few_bytes(target: Target, depth: int) -> None:
+    """Masked loads of 2 and 3 bytes gave wrong sums of rows on AVX2."""
+    check_two_tensors(INT8, (1, 3, depth), (1, depth, 5), target)
+
+
+@INT8_TIERS
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_products_do_not_saturate(target: Target, sign: float) -> None:
     """255 · 127 in every product: a sum of two of them is beyond 16 bits."""
