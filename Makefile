@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-quantized bench-kernels tiers conformance models fuzz clean
+.PHONY: demo test lint bench bench-quantized bench-kernels bench-compiling bench-threads tiers conformance models fuzz clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo

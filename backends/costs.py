@@ -255,9 +255,8 @@ def random_buffers(kernel: Kernel, extents: Mapping[str, int] = NO_SYMBOLS,
                    seed: int = 0) -> list[tvm.runtime.Tensor | int]:
     """An argument for every parameter of a kernel, the same for the same seed; symbols have these ``extents``.
 
-    float32 and float16: normal; uint16, which is bfloat16's bits: normal, rounded towards zero; 8-bit integers: the
-    whole range;
-    wider integers, which may be indices: 0; booleans: either.
+    float32 and float16: normal; uint16, which is bfloat16's bits: normal, rounded towards zero; 8-bit integers, and
+    int16, which is weights of 8 bits: the whole range; wider integers, which may be indices: 0; booleans: either.
     """
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal(_RANDOM_VALUES, np.float32)

@@ -32,8 +32,7 @@ def attention(node: OnnxNode) -> Results:
     shared = node.numbers([dims_of(x)[1] for x in (q, k, v)], "the heads")
     if shared[0] % shared[1] or shared[1] != shared[2] or not is_equal_dim(dims_of(k)[3], depth):
         raise node.fault("query, key and value do not fit", found=shared)
-    for own, other in ((dims_of(q)[0], dims_of(k)[0]), (dims_of(q)[0], dims_of(v)[0]), (keys, dims_of(v)[2])):
-        node.require_equal(own, other, "query, key and value do not fit")
+    require_fitting(node, q, k, v)
     scale = node.attribute("scale")
     if scale is None:
         scale = node.numbers([depth], "the size of a head")[0] ** -0.5
@@ -54,6 +53,13 @@ def attention(node: OnnxNode) -> Results:
         result = node.emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
         result = node.emit(relax.op.reshape(result, (batch, count, shared[0] * width)))
     return result, as_value(k), as_value(v)
+
+
+def require_fitting(node: OnnxNode, q: Expr, k: Expr, v: Expr) -> None:
+    """Query, key and value, [batch, heads, sequence, width], have one batch, and as many values as keys."""
+    batch, keys = dims_of(q)[0], dims_of(k)[2]
+    for own, other in ((batch, dims_of(k)[0]), (batch, dims_of(v)[0]), (keys, dims_of(v)[2])):
+        node.require_equal(own, other, "query, key and value do not fit")
 
 
 def _check_form(node: OnnxNode) -> None:

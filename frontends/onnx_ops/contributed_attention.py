@@ -15,6 +15,7 @@ from ...dims import Dim
 from ...ir import Expr, dims_of, dtype_of
 from .. import emit
 from ..extents import positions, triangle
+from .attention import require_fitting
 from .broadcasting import broadcastable
 from .composition import standard
 from .integers import given
@@ -97,8 +98,7 @@ def _causal(node: OnnxNode, queries: Dim, keys: Dim) -> Expr:
 
 
 def _attended(node: OnnxNode, q: Expr, k: Expr, v: Expr, biases: Sequence[Expr]) -> relax.Var:
-    for own, other in ((dims_of(q)[0], dims_of(k)[0]), (dims_of(q)[0], dims_of(v)[0]), (dims_of(k)[2], dims_of(v)[2])):
-        node.require_equal(own, other, "query, key and value do not fit")
+    require_fitting(node, q, k, v)
     bias: Expr | None = None
     for b in biases:
         bias = _added(node, bias, b, "bias")
