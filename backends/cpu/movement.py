@@ -49,7 +49,7 @@ def build_movement(request: KernelRequest, capabilities: Capabilities, threads: 
                        flat_view(parameters.outputs[0]))
         bindings, (last, written) = request.group.bindings, _last_copy(request, stage.output)
         for position, binding in enumerate(bindings):
-            tensors[binding.var] = stage.apply(binding, tensors, written if position >= last else None)
+            tensors[binding.var] = stage.apply(binding, tensors, written if position == last else None)
         result = tensors[outputs_of(request.group.function)[0]]
         if result.buffer is not stage.output:
             copy(dense(stage.output, result.shape), result, stage.loops)
