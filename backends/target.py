@@ -112,8 +112,8 @@ _LLVM_FEATURES = {"amx_tile": "amx-tile", "amx_int8": "amx-int8", "amx_bf16": "a
 
 # Further flags that tell CPUs of one feature set apart: LLVM assumes that they are there.
 _LINUX_EXTRA = {
-    "znver5": ("avx512_vp2intersect", "avx_vnni"), "znver4": ("avx512_vbmi2", "vaes", "gfni"),
-    "znver3": ("vaes", "vpclmulqdq"), "znver2": ("clwb", "rdpid"), "znver1": ("sha_ni",),
+    "znver5": ("sse4a", "avx512_vp2intersect", "avx_vnni"), "znver4": ("sse4a", "avx512_vbmi2", "vaes", "gfni"),
+    "znver3": ("sse4a", "vaes", "vpclmulqdq"), "znver2": ("sse4a", "clwb", "rdpid"), "znver1": ("sse4a", "sha_ni"),
     "graniterapids": ("amx_fp16",), "tigerlake": ("avx512_vp2intersect", "gfni"), "rocketlake": ("gfni", "sha_ni"),
     "icelake-server": ("gfni", "vaes", "avx512_vbmi2", "pconfig"), "icelake-client": ("gfni", "vaes", "avx512_vbmi2"),
     **dict.fromkeys(("alderlake", "raptorlake", "meteorlake"), ("gfni", "vaes")),

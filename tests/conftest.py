@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from narrowcast.backends.tile_permission import request_tiles
+
 # What each ``isa`` marker needs, in the words of /proc/cpuinfo.
 _FLAGS = {
     "avx2": ("avx2", "fma"),
@@ -26,6 +28,12 @@ def cpu_flags() -> frozenset[str]:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return frozenset(flag for line in lines if line.startswith("flags") for flag in line.split(":", 1)[1].split())
+
+
+def pytest_sessionstart() -> None:
+    """Kernels that tests run outside of programs may use tiles, where this CPU has them."""
+    if "amx_tile" in cpu_flags():
+        request_tiles()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""Programs with AMX code, run whole under emulation: equal to the reference evaluator, with Linux's permission."""
+"""Programs with AMX code, run whole (see ``emulation.amx``): equal to the evaluator, with Linux's permission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from narrowcast.verification import kernel_agreement
 
 from .emulation import amx
 
-pytestmark = amx.NEEDS_EMULATION
+pytestmark = amx.NEEDS_AMX
 Data = list[tuple[np.ndarray, ...]]
 REQUEST = (0x1023, 18)  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 # A step of the levels that the last layer reads, as a share of the largest; bfloat16 has as many.
@@ -89,9 +89,8 @@ def test_a_program_equals_the_evaluator(asked: list[tuple[int, int]], network: C
                                         precision: str) -> None:
     net, data = network()
     program = compiled((net, data), precision)
-    before = amx.executed()
-    found = program(*data[1])
-    assert amx.executed() - before > 400
+    with amx.executing(more_than=400):
+        found = program(*data[1])
     mod = run_pipeline(import_model(net, data[0]).mod)
     expected = Evaluator(mod).evaluate(list(data[1]), program.plan).outputs[0].numpy()
     assert np.abs(found - expected).max() <= STEP * np.abs(expected).max()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from narrowcast.backends import target
 from narrowcast.backends.target import Target, capabilities, detect
 from narrowcast.errors import TargetError
 from narrowcast.precision import Precision
@@ -18,8 +19,9 @@ def cpuinfo(flags: str, vendor: str = "GenuineIntel") -> str:
 
 
 @pytest.mark.parametrize(("flags", "vendor", "name"), [
-    (VNNI + " avx512_bf16", "AuthenticAMD", "znver4"),
-    (AVX2 + " vaes vpclmulqdq", "AuthenticAMD", "znver3"),
+    (VNNI + " avx512_bf16 sse4a", "AuthenticAMD", "znver4"),
+    (VNNI + " avx512_bf16", "AuthenticAMD", "x86-64-v4"),
+    (AVX2 + " vaes vpclmulqdq sse4a", "AuthenticAMD", "znver3"),
     (VNNI, "GenuineIntel", "icelake-server"),
     (VNNI + " avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16", "GenuineIntel", "emeraldrapids"),
     (AVX512, "GenuineIntel", "skylake-avx512"),
@@ -30,6 +32,13 @@ def cpuinfo(flags: str, vendor: str = "GenuineIntel") -> str:
 ])
 def test_detect(flags: str, vendor: str, name: str) -> None:
     assert detect(cpuinfo(flags, vendor)) == name
+
+
+def test_code_for_amd_does_not_run_on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM has used SSE4a's insertq for Zen 4."""
+    flags = VNNI + " avx512_bf16"
+    monkeypatch.setattr(target, "_host", lambda: {"flags": flags})
+    assert Target.parse("cpu:cooperlake").runs_here() and not Target.parse("cpu:znver4").runs_here()
 
 
 def test_a_cpu_without_avx2_is_refused() -> None:
@@ -48,17 +57,17 @@ def test_precisions_follow_from_the_name(name: str, precisions: tuple[Precision,
 
 
 def test_a_target_reads_back() -> None:
-    target = Target.parse("cpu:znver4", 3)
-    assert str(target) == "cpu:znver4" and Target.parse(str(target), 3) == target
-    assert capabilities(target).vector_bits == 512 and capabilities(target).registers == 32
-    assert str(target.tvm_target().attrs["mcpu"]) == "znver4"
+    zen4 = Target.parse("cpu:znver4", 3)
+    assert str(zen4) == "cpu:znver4" and Target.parse(str(zen4), 3) == zen4
+    assert capabilities(zen4).vector_bits == 512 and capabilities(zen4).registers == 32
+    assert str(zen4.tvm_target().attrs["mcpu"]) == "znver4"
 
 
 def test_a_target_may_have_features_beyond_its_cpu() -> None:
-    target = Target.parse("cpu:znver4+amx_int8+amx_tile", 1)
-    assert str(target) == "cpu:znver4+amx_tile+amx_int8" and Target.parse(str(target), 1) == target
-    assert target.capabilities.features == Target("znver4", 1).capabilities.features | {"amx_tile", "amx_int8"}
-    assert [str(a) for a in target.tvm_target().attrs["mattr"]] == ["+amx-tile", "+amx-int8"]
+    tiled = Target.parse("cpu:znver4+amx_int8+amx_tile", 1)
+    assert str(tiled) == "cpu:znver4+amx_tile+amx_int8" and Target.parse(str(tiled), 1) == tiled
+    assert tiled.capabilities.features == Target("znver4", 1).capabilities.features | {"amx_tile", "amx_int8"}
+    assert [str(a) for a in tiled.tvm_target().attrs["mattr"]] == ["+amx-tile", "+amx-int8"]
 
 
 @pytest.mark.parametrize(("text", "suggestion"), [("cpu:znver44", "znver4"), ("cpus", "cpu"), ("gpu", "cpu"),

@@ -1,4 +1,4 @@
-"""AMX on this machine: ``amx.c`` built with gcc, installed, and CPUs taken for ones that have it."""
+"""AMX on this machine: its own tiles, or ``amx.c`` built with gcc and installed; and a CPU taken for one with AMX."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-# A CPU with tiles of which everything else runs here.
-NAME = "cpu:znver4+amx_tile+amx_int8+amx_bf16"
-NEEDS_EMULATION = [
+from ..conftest import cpu_flags
+
+# A CPU with tiles of which everything else runs on AMD's and Intel's CPUs.
+NAME = "cpu:cooperlake+amx_tile+amx_int8+amx_bf16"
+IS_NATIVE = "amx_tile" in cpu_flags()
+NEEDS_AMX = [
     pytest.mark.isa("avx512_vnni"),
     pytest.mark.isa("avx512_bf16"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="the emulation of AMX is built with gcc, which is missing"),
+    pytest.mark.skipif(not IS_NATIVE and shutil.which("gcc") is None,
+                       reason="the emulation of AMX is built with gcc, which is missing"),
 ]
 
 
 @cache
-def install() -> ctypes.CDLL:
+def emulation() -> ctypes.CDLL:
     """The emulation, installed for the rest of the process."""
     with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
         library = Path(folder) / "amx.so"
@@ -35,6 +41,17 @@ def install() -> ctypes.CDLL:
     return emulation
 
 
-def executed() -> int:
-    """Multiply-adds of tiles that were carried out so far."""
-    return int(install().amx_executed())
+def install() -> None:
+    """Have tiles executed in this process."""
+    if not IS_NATIVE:
+        emulation()
+
+
+@contextmanager
+def executing(more_than: int = 0, exactly: int | None = None) -> Iterator[None]:
+    """What runs has to execute that many multiply-adds of tiles, which a CPU with AMX does not count."""
+    before = 0 if IS_NATIVE else emulation().amx_executed()
+    yield
+    if not IS_NATIVE:
+        executed = emulation().amx_executed() - before
+        assert executed == exactly if exactly is not None else executed > more_than

@@ -14,8 +14,8 @@ from narrowcast.precision import Precision
 
 from .tiers import Alike
 
-# AVX-512's conversions of float16 are also Zen 4's; only the arithmetic is not.
-FP16_TARGET = Alike("znver4", 2, like="sapphirerapids")
+# AVX-512 has the conversions of float16; only the arithmetic it has not.
+FP16_TARGET = Alike("cooperlake", 2, like="sapphirerapids")
 _MULTIPLY_ADD = """
 declare <32 x float> @llvm.fma.v32f32(<32 x float>, <32 x float>, <32 x float>)
 define <32 x half> @emulated_multiply_add(<32 x half> %acc, <32 x half> %a, <32 x half> %b) alwaysinline {

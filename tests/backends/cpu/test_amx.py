@@ -1,4 +1,4 @@
-"""Kernels on AMX tiles, executed under emulation: every shape against the same references as on vectors."""
+"""Kernels on AMX tiles (see ``emulation.amx``): every shape against the same references as on vectors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narrowcast.backends.cpu import peak
-from narrowcast.backends.cpu.amx import configuration
+from narrowcast.backends.cpu.amx import MatrixUnit, configuration
 from narrowcast.backends.cpu.amx_tiling import on_tiles
 from narrowcast.backends.cpu.convolution import build_conv
 from narrowcast.backends.cpu.isa import arithmetic
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.cpu.left_rows import MatrixRows
 from narrowcast.backends.cpu.microkernel import Tasks
+from narrowcast.backends.cpu.operands import Block, Finish, Left
 from narrowcast.backends.cpu.tiling import Product, Tiles, choose
+from narrowcast.backends.cpu.vector_memory import Index
 from narrowcast.backends.target import Target
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision
 
@@ -38,7 +40,7 @@ from .test_gemm import check as check_matmul
 from .test_symbolic_convolutions import CONVOLUTIONS, check_at
 from .test_symbolic_products import linear
 
-pytestmark = amx.NEEDS_EMULATION
+pytestmark = amx.NEEDS_AMX
 TARGET = Target.parse(amx.NAME, 2)
 TILED = pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16], ids=str)
 
@@ -49,11 +51,19 @@ def emulation() -> None:
 
 
 @pytest.fixture
-def must_use_tiles() -> Iterator[None]:
-    """The test has to execute multiply-adds of tiles."""
-    before = amx.executed()
-    yield
-    assert amx.executed() > before
+def must_use_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test has to emit and execute multiply-adds of tiles."""
+    emitted: list[Block] = []
+    emit = MatrixUnit.emit
+
+    def spying(unit: MatrixUnit, left: Left, row: Index, block: Block, finish: Finish) -> None:
+        emitted.append(block)
+        emit(unit, left, row, block, finish)
+
+    monkeypatch.setattr(MatrixUnit, "emit", spying)
+    with amx.executing():
+        yield
+    assert emitted
 
 
 @TILED
@@ -186,15 +196,14 @@ def test_configuration_is_laid_out_as_the_manual_says() -> None:
 def test_the_peak_is_that_of_tiles(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "_STEPS", 10)
     module = tvm.compile(tvm.IRModule({"peak": peak.peak_function(precision, TARGET)}), TARGET.tvm_target())
-    before = amx.executed()
-    module["peak"](tvm.runtime.empty((32,), arithmetic(precision, TARGET.capabilities).accumulator))
-    assert amx.executed() - before == 2 * 10 * 4
+    with amx.executing(exactly=2 * 10 * 4):
+        module["peak"](tvm.runtime.empty((32,), arithmetic(precision, TARGET.capabilities).accumulator))
 
 
 _EXECUTE = """
 import ctypes, mmap, sys
 sys.path.insert(0, sys.argv[1])
-import amx
+from tests.emulation import amx
 amx.install()
 memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 memory.write(bytes.fromhex(sys.argv[2]))
@@ -208,6 +217,6 @@ ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()
     ("0f0b c3", -signal.SIGILL),  # ud2
 ], ids=["tilerelease", "tilezero", "ud2"])
 def test_what_the_architecture_refuses_ends_the_process(code: str, status: int) -> None:
-    folder = str(Path(amx.__file__).parent)
+    folder = str(Path(amx.__file__).parents[2])
     result = subprocess.run([sys.executable, "-c", _EXECUTE, folder, code], capture_output=True)
     assert result.returncode == status, result.stderr.decode()

@@ -23,5 +23,5 @@ class Alike(Target):
 
 INT8_TIERS = pytest.mark.parametrize("target", [
     pytest.param(Target("haswell", 2), marks=pytest.mark.isa("avx2"), id="vpmaddwd ymm"),
-    pytest.param(Alike("znver4", 2, like="alderlake"), marks=pytest.mark.isa("avx512_bf16"), id="vpdpbusd ymm"),
+    pytest.param(Alike("cooperlake", 2, like="alderlake"), marks=pytest.mark.isa("avx512_bf16"), id="vpdpbusd ymm"),
     pytest.param(Target("skylake-avx512", 2), marks=pytest.mark.isa("avx512"), id="vpmaddwd zmm")])
