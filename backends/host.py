@@ -18,7 +18,7 @@ def _call(operator: str, attributes: str, may_be_empty: int, layer: str, *tensor
     arrays = [t.numpy() for t in tensors]
     results = data_dependent.compute(operator, json.loads(attributes), arrays)
     if not may_be_empty and data_dependent.extent_found(operator, results) == 0:
-        raise ProgramError("nothing was found, and what follows reduces over it", layer=layer,
+        raise ProgramError("nothing was found, and what follows reduces over it or picks from it", layer=layer,
                            found=f"an empty result of {operator}", expected="at least one element")
     found = [tvm.runtime.tensor(r) for r in results]
     return found[0] if len(found) == 1 else tuple(found)

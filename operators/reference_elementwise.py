@@ -14,7 +14,28 @@ from .semantics import Semantics, of_tensors, result_dtype, result_types
 
 
 def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.true_divide(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+    return torch.true_divide(a, b) if a.is_floating_point() else _quotient(a, b, "trunc")
+
+
+def _floor_divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.floor_divide(a, b) if a.is_floating_point() else _quotient(a, b, "floor")
+
+
+def _quotient(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
+    """Of integers: by 0 as by 1, and the least one by -1 is itself."""
+    found = torch.div(a, _divisor(b), rounding_mode=rounding)
+    return torch.where(b == -1, -a, found) if b.dtype.is_signed else found
+
+
+def _rest(modulo: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A remainder, of integers by 0 as by 1."""
+    return lambda a, b: modulo(a, b if b.is_floating_point() else _divisor(b))
+
+
+def _divisor(b: torch.Tensor) -> torch.Tensor:
+    """``b`` with 1 in place of 0 and -1, at which CPUs trap."""
+    traps = (b == 0) | (b == -1) if b.dtype.is_signed else b == 0
+    return torch.where(traps, torch.ones_like(b), b)
 
 
 def _clip(args: Sequence[Any], call: relax.Call) -> torch.Tensor:
@@ -123,7 +144,7 @@ def _dropout(args: Sequence[Any], call: relax.Call) -> tuple[torch.Tensor, torch
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     # arithmetic
     "add": torch.add, "subtract": torch.subtract, "multiply": torch.multiply, "divide": _divide,
-    "floor_divide": torch.floor_divide, "mod": torch.fmod, "floor_mod": torch.remainder, "power": torch.pow,
+    "floor_divide": _floor_divide, "mod": _rest(torch.fmod), "floor_mod": _rest(torch.remainder), "power": torch.pow,
     "maximum": torch.maximum, "minimum": torch.minimum, "atan2": torch.atan2, "log_add_exp": torch.logaddexp,
     "ewise_fma": lambda a, b, c: a * b + c,
     # unary

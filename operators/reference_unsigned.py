@@ -25,9 +25,14 @@ _WIDE = (torch.uint16, torch.uint32, torch.uint64)
 _SELECTING = frozenset({"maximum", "minimum", "max", "min", "sort", "topk"})
 _ORDERING = frozenset({"greater", "greater_equal", "less", "less_equal", "argmax", "argmin", "argsort", "bucketize"})
 
-# The remainder and the quotient of an integer and 0 are of no meaning; NumPy gives 0.
+def _by_any(divide: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """A quotient or remainder by 0 as by 1."""
+    return lambda a, b: divide(a, np.maximum(b, np.asarray(1, np.asarray(b).dtype)))
+
+
 _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
-    "divide": operator.floordiv, "floor_divide": operator.floordiv, "mod": operator.mod, "floor_mod": operator.mod,
+    "divide": _by_any(operator.floordiv), "floor_divide": _by_any(operator.floordiv), "mod": _by_any(operator.mod),
+    "floor_mod": _by_any(operator.mod),
     "right_shift": operator.rshift, "power": np.power, "clip": np.clip,
 }
 

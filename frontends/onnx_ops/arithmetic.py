@@ -35,27 +35,7 @@ def divide(node: OnnxNode) -> Results:
         return node.emit(relax.op.divide(a, b))
     if node.is_known(1) and not node.known(1, "a divisor").all():
         raise node.fault("an integer is divided by 0")
-    quotient = node.emit(relax.op.divide(a, _divisor(node, b)))
-    if _is_unsigned(a) or _is_plain(node):
-        return quotient
-    return _choice(node, relax.op.equal(b, node.constant(-1, dtype_of(b))), node.emit(relax.op.negative(a), "negative"),
-                   quotient)
-
-
-def _is_plain(node: OnnxNode) -> bool:
-    """Whether the divisor is known and neither 0 nor -1."""
-    return node.is_known(1) and not np.isin(node.known(1, "a divisor"), (0, -1)).any()
-
-
-def _divisor(node: OnnxNode, b: Expr) -> Expr:
-    """The divisor with 1 in place of 0, and of -1, by which the least integer has no quotient."""
-    if _is_plain(node):
-        return b
-    one = node.constant(1, dtype_of(b))
-    b = _choice(node, relax.op.equal(b, node.constant(0, dtype_of(b))), one, b, "divisor")
-    if _is_unsigned(b):
-        return b
-    return _choice(node, relax.op.equal(b, node.constant(-1, dtype_of(b))), one, b, "divisor")
+    return node.emit(relax.op.divide(a, b))
 
 
 @operator("Mod")
@@ -67,7 +47,7 @@ def modulo(node: OnnxNode) -> Results:
         return rest if node.attribute("fmod", 0) else _with_sign_of(node, rest, b)
     if node.is_known(1) and not node.known(1, "a divisor").all():
         raise node.fault("an integer is divided by 0")
-    return node.emit((relax.op.mod if node.attribute("fmod", 0) else relax.op.floor_mod)(a, _divisor(node, b)))
+    return node.emit((relax.op.mod if node.attribute("fmod", 0) else relax.op.floor_mod)(a, b))
 
 
 def _with_sign_of(node: OnnxNode, rest: relax.Var, b: Expr) -> relax.Var:

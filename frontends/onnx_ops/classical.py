@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax
 
 from ...ir import Expr, dims_of
-from .. import emit
 from .algebra import Algebra, check_table
+from .indexing import positions_in
 from .node import OnnxNode, Results, operator
 
 DOMAIN = "ai.onnx.ml"
@@ -32,10 +32,10 @@ def binarizer(node: OnnxNode) -> Results:
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
 def array_feature_extractor(node: OnnxNode) -> Results:
     """The features of the last axis that a list of indices names."""
-    x, steps = node.expr(0), Algebra(node, "indices")
-    rank = len(dims_of(x))
-    indices = steps.reshape(node.expr(1), [int(np.prod(node.shape(1)))])
-    positions = emit.within(node.builder, node.name, indices, dims_of(x)[rank - 1])
+    x, steps, rank = node.expr(0), Algebra(node, "indices"), node.rank(0)
+    if not rank:
+        raise node.fault("the data is one value, without an axis of features")
+    positions = steps.reshape(positions_in(node, 1, node.dims(0)[rank - 1]), [int(np.prod(node.shape(1)))])
     result = node.emit(relax.op.take(x, positions, rank - 1, mode="clip"))
     return result if rank > 1 else node.emit(relax.op.expand_dims(result, 0))
 

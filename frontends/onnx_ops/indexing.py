@@ -53,7 +53,7 @@ def _checked(node: OnnxNode, index: int, extents: Dim | Sequence[Dim]) -> Tensor
     return value
 
 
-def _positions(node: OnnxNode, index: int, extents: Dim | Sequence[Dim]) -> Expr:
+def positions_in(node: OnnxNode, index: int, extents: Dim | Sequence[Dim]) -> Expr:
     """Input ``index`` as indices counted from the front that are in range."""
     value = _checked(node, index, extents)
     if isinstance(value, np.ndarray) and (not value.size or value.min() >= 0):
@@ -125,7 +125,7 @@ def _check_elements(node: OnnxNode, axis: int) -> None:
 def gather_elements(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", 0)), node.rank(0))
     _check_elements(node, axis)
-    return node.emit(relax.op.gather_elements(node.expr(0), _positions(node, 1, node.dims(0)[axis]), axis))
+    return node.emit(relax.op.gather_elements(node.expr(0), positions_in(node, 1, node.dims(0)[axis]), axis))
 
 
 def _depth(node: OnnxNode, batch: int) -> int:
@@ -144,7 +144,7 @@ def gather_nd(node: OnnxNode) -> Results:
     depth = _depth(node, batch)
     for own, other in zip(node.dims(0)[:batch], node.dims(1)[:batch], strict=True):
         node.require_equal(own, other, "input and indices differ in a batch axis")
-    positions = _positions(node, 1, node.dims(0)[batch:batch + depth])
+    positions = positions_in(node, 1, node.dims(0)[batch:batch + depth])
     return node.emit(relax.op.gather_nd(node.expr(0), positions, batch))
 
 
@@ -152,13 +152,13 @@ def gather_nd(node: OnnxNode) -> Results:
 def scatter_elements(node: OnnxNode) -> Results:
     axis = node.axis(int(node.attribute("axis", 0)), node.rank(0))
     _check_elements(node, axis)
-    positions = _positions(node, 1, node.dims(0)[axis])
+    positions = positions_in(node, 1, node.dims(0)[axis])
     return node.emit(relax.op.scatter_elements(node.expr(0), positions, node.expr(2), axis, _reduction(node)))
 
 
 @operator("ScatterND")
 def scatter_nd(node: OnnxNode) -> Results:
-    positions = _positions(node, 1, node.dims(0)[:_depth(node, 0)])
+    positions = positions_in(node, 1, node.dims(0)[:_depth(node, 0)])
     return node.emit(relax.op.scatter_nd(node.expr(0), positions, node.expr(2), _reduction(node)))
 
 

@@ -134,3 +134,54 @@ def test_a_constant_index_out_of_range_is_refused() -> None:
 
     with pytest.raises(UnsupportedOperatorError, match="a constant index is out of range"):
         import_model(Constant().eval(), torch.ones(ROWS))
+
+
+def picking_model(op: str, **attributes: int) -> onnx.ModelProto:
+    """``op`` on the places of an input that are not 0, of which there may be none: int64 [2, count] or [count, 2]."""
+    by_rows = op in ("GatherND", "ScatterND")
+    nodes = [helper.make_node("NonZero", ["x"], ["places"], name="places"),
+             helper.make_node("Transpose", ["places"], ["rows"], name="rows"),
+             helper.make_node(op, ["rows" if by_rows else "places", "ids", *(["updates"] if "Scatter" in op else [])],
+                              ["y"], name="pick", **attributes)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4)),
+              helper.make_tensor_value_info("ids", TensorProto.INT64, (2, 1))]
+    if "Scatter" in op:
+        inputs.append(helper.make_tensor_value_info("updates", TensorProto.INT64, (2, 2) if by_rows else (2, 1)))
+    output = helper.make_tensor_value_info("y", TensorProto.INT64, None)
+    return helper.make_model(helper.make_graph(nodes, "graph", inputs, [output]),
+                             opset_imports=[helper.make_opsetid("", 18)])
+
+
+@pytest.mark.parametrize(("op", "attributes"), [
+    ("Gather", {"axis": 1}), ("GatherElements", {"axis": 1}), ("GatherND", {}), ("ScatterElements", {"axis": 1}),
+    ("ScatterND", {})])
+def test_picking_from_an_axis_that_only_running_tells(op: str, attributes: dict[str, int]) -> None:
+    """Where it has no elements there is nothing to pick or to write to."""
+    x = np.zeros((3, 4), np.float32)
+    x[[0, 1, 1], [1, 0, 3]] = 1.0
+    ids, updates = np.array([[1], [-1]]), np.array([[7, 8], [9, 10]])
+    if op == "ScatterElements":
+        updates = updates[:, :1]
+    given = (ids, updates) if "Scatter" in op else (ids,)
+    program = compiled(picking_model(op, **attributes), x, *given)
+    places = np.stack(np.nonzero(x))
+    expected = {
+        "Gather": lambda: places[:, ids], "GatherND": lambda: places.T[ids[:, 0]],
+        "GatherElements": lambda: np.take_along_axis(places, ids % 3, 1),
+        "ScatterElements": lambda: np.array([[0, 7, 1], [1, 0, 9]]),
+        "ScatterND": lambda: np.array([[0, 1], [7, 8], [9, 10]]),
+    }[op]()
+    np.testing.assert_array_equal(program(x, *given), expected)
+    with pytest.raises(nc.ProgramError, match="places: nothing was found, and what follows"):
+        program(np.zeros_like(x), *given)
+
+
+def test_features_of_no_features_are_refused() -> None:
+    node = helper.make_node("ArrayFeatureExtractor", ["x", "ids"], ["y"], domain="ai.onnx.ml", name="pick")
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 0)),
+              helper.make_tensor_value_info("ids", TensorProto.INT64, (2,))]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(helper.make_graph([node], "graph", inputs, [output]),
+                              opset_imports=[helper.make_opsetid("ai.onnx.ml", 1), helper.make_opsetid("", 18)])
+    with pytest.raises(nc.ImportModelError, match=r"pick(.|\n)*nothing to pick from"):
+        import_model(model)
