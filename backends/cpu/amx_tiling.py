@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ...precision import Precision
 from ..target import Capabilities
@@ -32,16 +33,24 @@ _FEWEST_TILE_ROWS = 7
 _FEWEST_TILE_STEPS = 8
 # Cycles from a multiply-add of tiles to the next into the same accumulator.
 _LATENCY = 52.0
-# Rows of a tile that are loaded a cycle from the first-level cache, and from the second.
+# Rows of a tile that are loaded a cycle from the first-level cache, from the second, and from beyond.
 _LOADED_ROWS = 2.0
-_LOADED_ROWS_L2 = 0.75
+_LOADED_ROWS_L2 = 0.55
+_LOADED_ROWS_SHARED = 0.12
+# Where the core's other hardware thread holds tiles too, few are left to rename: a load waits for a multiply-add that
+# reads what it overwrites. Cycles of a load where no tile is left over, and how much less with each that is (measured
+# on an Emerald Rapids: 25, 36, 61 and 100 cycles with 5, 3, 1 and no tiles left over).
+_CROWDED_LOAD = 100.0
+_CROWDED_GAIN = 0.6
 # Cycles that a register block costs beside, and per vector of accumulators: storing it, then scaling, activation and
 # storing the result.
 _BLOCK_CYCLES = 30.0
 _VECTOR_CYCLES = 9.0
+# Cycles more where a large result is written, and what is added to it read, some columns at a time.
+_APART_CYCLES = 6.0
 # Bytes of a row that are copied a cycle, and the cycles of its address.
-_COPIED_BYTES = 32.0
-_COPY_CYCLES = 10.0
+_COPIED_BYTES = 10.0
+_COPY_CYCLES = 25.0
 
 
 def has_tiles(precision: Precision, capabilities: Capabilities) -> bool:
@@ -64,9 +73,10 @@ def on_tiles(tasks: Tasks, rows: Rows, arithmetic: Arithmetic, capabilities: Cap
         for schedule in model.candidates(ways_to_split(threads)):
             cycles = model.cycles(schedule)
             if cycles < least:
-                product = model.product_of(schedule)
-                row_bytes = form.bytes_per_row(arithmetic)
-                best = form, Tasks(product, fitted(schedule, product, arithmetic, capabilities, row_bytes))
+                product, row_bytes = model.product_of(schedule), form.bytes_per_row(arithmetic)
+                # Rows that are copied for all columns in turn are copied a few at a time.
+                part_bytes = capabilities.l1_bytes / 2 if schedule.across and model.copies(schedule) else 0.0
+                best = form, Tasks(product, fitted(schedule, product, arithmetic, capabilities, row_bytes, part_bytes))
                 least = cycles
     return best
 
@@ -90,7 +100,8 @@ class _Model:
                 for height in self._heights():
                     if height * count <= known.rows:
                         tiles, cut = Tiles(height, count, steps), Columns.cut(known.columns, vectors, lanes)
-                        yield from (Schedule(height * count, cut, *split, tiles=tiles) for split in splits)
+                        yield from (Schedule(height * count, cut, *split, tiles=tiles, across=across)
+                                    for split in splits for across in ((False, True) if cut.blocks > 1 else (False,)))
 
     def product_of(self, schedule: Schedule) -> Product:
         """The product in whole tiles."""
@@ -98,24 +109,50 @@ class _Model:
         padded = self.rows.reduction.padded(schedule.tiles.steps * self.arithmetic.depth)
         return replace(self.product, steps=padded.steps(self.arithmetic))
 
+    def copies(self, schedule: Schedule) -> float:
+        """Bytes of a row that are copied."""
+        assert schedule.tiles is not None
+        return self.rows.copied_bytes(schedule.tiles.steps * self.arithmetic.depth, self.arithmetic)
+
     def cycles(self, schedule: Schedule) -> float:
         """Predicted cycles of the slowest task."""
         tiles = schedule.tiles
         assert tiles is not None
         known = self.product_of(schedule).at_typical()
-        copied = self.rows.copied_bytes(tiles.steps * self.arithmetic.depth, self.arithmetic)
+        copied = self.copies(schedule)
         copying = copied / _COPIED_BYTES + _COPY_CYCLES if copied else 0.0
+        right = ceil_div(known.columns, self.arithmetic.lanes) // schedule.column_tasks if schedule.across else 0
         return copying * known.rows / schedule.row_tasks + slowest_task(
-            known, schedule, lambda vectors: self._block_cycles(tiles, vectors, known.steps))
+            known, schedule, lambda vectors: self._block_cycles(schedule, vectors, known.steps, max(right, vectors)))
 
-    def _block_cycles(self, tiles: Tiles, vectors: int, steps: int) -> float:
-        if not vectors:
+    def _block_cycles(self, schedule: Schedule, vectors: int, steps: int, right_vectors: int) -> float:
+        """Of a block ``vectors`` wide, where ``right_vectors`` of the right side are read before the first is again."""
+        tiles = schedule.tiles
+        if not vectors or tiles is None:
             return 0.0
-        right = vectors * self.arithmetic.panel_bytes * steps
         left_rows, right_rows = tiles.count * tiles.rows, vectors * tiles.steps
-        right_rate = _LOADED_ROWS if right <= self.capabilities.l1_bytes / 2 else _LOADED_ROWS_L2
-        step = max(left_rows * vectors, left_rows / _LOADED_ROWS_L2 + right_rows / right_rate, _LATENCY)
-        return steps / tiles.steps * step + _LATENCY + _BLOCK_CYCLES + left_rows * vectors * _VECTOR_CYCLES
+        right_rate = self._rate(right_vectors * self.arithmetic.panel_bytes * steps)
+        left_rate = self._rate(left_rows * steps * 4) if schedule.across else _LOADED_ROWS_L2
+        alone = max(left_rows * vectors, left_rows / left_rate + right_rows / right_rate, _LATENCY)
+        loads = tiles.count + vectors
+        left_over = _REGISTERS - tiles.count * vectors - loads
+        crowded = max(alone, loads * _CROWDED_LOAD / (1 + _CROWDED_GAIN * left_over))
+        finishing = _VECTOR_CYCLES + (0.0 if schedule.across or self._is_small else _APART_CYCLES)
+        return (steps / tiles.steps * (alone + crowded) / 2 + _LATENCY + _BLOCK_CYCLES
+                + left_rows * vectors * finishing)
+
+    @cached_property
+    def _is_small(self) -> bool:
+        """Whether the result, in the type of the operands, takes little of the second-level cache."""
+        known = self.product.at_typical()
+        size = known.rows * known.columns * known.groups * self.arithmetic.operand_bytes
+        return size <= self.capabilities.l2_bytes / 4
+
+    def _rate(self, size: int) -> float:
+        """Rows of tiles loaded a cycle of an operand of so many bytes that is read again and again."""
+        if size <= self.capabilities.l1_bytes / 2:
+            return _LOADED_ROWS
+        return _LOADED_ROWS_L2 if size <= self.capabilities.l2_bytes / 2 else _LOADED_ROWS_SHARED
 
     def _step_counts(self) -> set[int]:
         """Steps of a tile to try: as even as possible, and those that divide a tap's. Floats beyond a tap are not read

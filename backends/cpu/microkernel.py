@@ -196,8 +196,12 @@ class Tasks:
                 first, last = self.rows_of((begin, end))
                 left = open_left(bind("first_row", first), last)
                 start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
-                with span("block", start, stop) as block:
-                    self._emit_block(arithmetic, packed, left, (begin, end), block, finish, matrix)
+                if schedule.across:
+                    with span("across", begin, end) as tile, span("block", start, stop) as block:
+                        self._emit_block(arithmetic, packed, left, (tile, tile + 1), block, finish, matrix)
+                else:
+                    with span("block", start, stop) as block:
+                        self._emit_block(arithmetic, packed, left, (begin, end), block, finish, matrix)
 
     @contextmanager
     def _each_part(self, row_task: Index) -> Iterator[tuple[Index, Index]]:

@@ -137,6 +137,7 @@ class Schedule:
     chunks : parts into which a task cuts its rows, so that what a part reads stays in the second-level cache.
     part_tiles : register blocks of such a part where only running tells how many rows there are.
     tiles : the matrix registers of a register block; None: vectors multiply.
+    across : whether the same rows go through all column blocks, not the same columns through all rows.
     """
 
     rows: int
@@ -146,6 +147,7 @@ class Schedule:
     chunks: int = 1
     part_tiles: int = 1
     tiles: Tiles | None = None
+    across: bool = False
 
 
 def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
@@ -170,10 +172,11 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
 
 
 def fitted(schedule: Schedule, product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
-           row_bytes: float) -> Schedule:
-    """A schedule chosen at the typical extents, for all: its columns, no idle tasks, parts that fit the cache."""
+           row_bytes: float, part_bytes: float = 0.0) -> Schedule:
+    """A schedule chosen at the typical extents, for all: its columns, no idle tasks, parts of ``part_bytes`` (0: that
+    fit the second-level cache)."""
     singles, known = not isinstance(product.columns, int), product.at_typical()
-    tiles, cache = -(-known.rows // schedule.rows), capabilities.l2_bytes / 2
+    tiles, cache = -(-known.rows // schedule.rows), part_bytes or capabilities.l2_bytes / 2
     row_tasks, column_tasks = min(schedule.row_tasks, tiles), min(schedule.column_tasks, columns_of(known, schedule))
     return replace(schedule, columns=Columns.cut(product.columns, schedule.columns.vectors, arithmetic.lanes,
                                                  singles=singles),

@@ -75,9 +75,9 @@ def test_layers_run_on_tiles(network: str, layers: int, codes: int, precision: P
     counts = instructions(assembly)
     assert (counts[ON_VECTORS[precision]] > 0) == (network == "resnet50")
     assert counts["ldtilecfg"] == counts["tilerelease"] == len(tiled)
-    assert counts[MULTIPLY[precision]] >= 4 * len(tiled)
-    # Two tiles of each side for four products.
-    assert counts["tileloadd"] <= 1.1 * counts[MULTIPLY[precision]]
+    assert counts[MULTIPLY[precision]] >= 2 * len(tiled)
+    # Two tiles of one side and one of the other for two products.
+    assert counts["tileloadd"] <= 1.6 * counts[MULTIPLY[precision]]
     check_loops(assembly, MULTIPLY[precision])
 
 
@@ -93,9 +93,10 @@ def test_attention_runs_on_tiles() -> None:
 
 def check_loops(assembly: str, multiply: str) -> None:
     """The loops over the reduction hold nothing but tiles and their addresses, in general registers."""
-    loops = [loop for loop in innermost_loops(assembly) if instructions("\n".join(loop))[multiply]]
-    assert loops
-    for loop in loops:
+    counted = [(loop, instructions("\n".join(loop))) for loop in innermost_loops(assembly)]
+    # Where there are few steps their loop is none any more: the one around it stores tiles.
+    reductions = [(loop, counts) for loop, counts in counted if counts[multiply] and not counts["tilestored"]]
+    assert reductions
+    for loop, counts in reductions:
         assert [line for line in loop if re.search(r"\(%rsp[,)]", line)] == []
-        counts = instructions("\n".join(loop))
         assert not any("mm" in name for name in counts)
