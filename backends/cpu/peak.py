@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -19,7 +20,7 @@ from ..target import Target
 from ..tile_permission import request_tiles_for
 from .amx import tiles_at_work
 from .amx_tiling import has_tiles
-from .isa import Arithmetic, arithmetic, named
+from .isa import Arithmetic, arithmetic, bind, named
 from .tiling import Columns, Schedule, Tiles
 from .vector_math import splat
 from .vector_memory import load, store
@@ -31,8 +32,8 @@ _ALL_TILES = Schedule(32, Columns.cut(32, 2, 16), 1, 1, tiles=Tiles(16, 2, _TILE
 
 
 def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
-    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds and stores their sum; of tiles
-    ``_STEPS`` times one into each and nothing."""
+    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds of what it finds in ``out`` (the
+    compiler cannot know it) and stores their sum; of tiles ``_STEPS`` times one into each and nothing."""
     unit = arithmetic(precision, target.capabilities)
     if has_tiles(precision, target.capabilities):
         return _peak_of_tiles(unit, target)
@@ -49,8 +50,9 @@ def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
             right = named("right", T.alloc_buffer((unit.panel,), unit.weight))
             for acc in accumulators:
                 store(acc, 0, splat(0, unit.lanes, unit.sum), unit.lanes)
-            store(left, 0, tirx.Broadcast(_cast(thread, unit.operand), unit.panel), unit.panel)
-            store(right, 0, tirx.Broadcast(_cast(thread, unit.weight), unit.panel), unit.panel)
+            given = bind("given", out[thread * unit.lanes])
+            store(left, 0, tirx.Broadcast(_cast(given, unit.operand), unit.panel), unit.panel)
+            store(right, 0, tirx.Broadcast(_cast(given, unit.weight), unit.panel), unit.panel)
             with T.serial(_STEPS):
                 for acc in accumulators:
                     product = unit.multiply_add(
@@ -87,7 +89,7 @@ def _peak_module(precision: Precision, target: Target) -> tvm.runtime.Module:
 def peak_macs_per_second(precision: Precision, target: Target, rounds: int = 15) -> float:
     """Multiply-adds per second of all threads together: the best of ``rounds`` runs of about a millisecond."""
     unit = arithmetic(precision, target.capabilities)
-    out = tvm.runtime.empty((target.threads * unit.lanes,), unit.sum)
+    out = tvm.runtime.tensor(np.zeros(target.threads * unit.lanes, unit.sum))
     macs = _ACCUMULATORS * unit.panel
     if has_tiles(precision, target.capabilities):
         request_tiles_for(target)
