@@ -32,7 +32,7 @@ _ALL_TILES = Schedule(32, Columns.cut(32, 2, 16), 1, 1, tiles=Tiles(16, 2, _TILE
 
 
 def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
-    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds of what it finds in ``out`` (the
+    """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds of what is in ``out`` (the
     compiler cannot know it) and stores their sum; of tiles ``_STEPS`` times one into each and nothing."""
     unit = arithmetic(precision, target.capabilities)
     if has_tiles(precision, target.capabilities):
