@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-quantized bench-kernels bench-compiling bench-threads tiers conformance models fuzz clean
+.PHONY: demo test lint bench bench-quantized bench-kernels bench-layers bench-compiling bench-threads tiers conformance models fuzz clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
@@ -34,6 +34,10 @@ bench-threads: $(VENV)/.installed-test
 
 bench-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.kernels
+
+# Every layer of the networks of more than five million multiply-adds, against the peak and memory's bandwidth.
+bench-layers: $(VENV)/.installed-bench $(VENV)/.installed-models
+	$(BIN)/python -m benchmarks.rooflines
 
 # Whole networks for CPUs of every tier: their instructions, and every kernel against the evaluator where it runs.
 tiers: $(VENV)/.installed-test
