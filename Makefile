@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint bench bench-quantized bench-kernels bench-layers bench-compiling bench-threads tiers conformance models fuzz clean
+.PHONY: demo test lint bench bench-quantized bench-kernels bench-layers bench-compiling bench-threads bench-dynamic tiers conformance models fuzz clean
 
 demo: $(VENV)/.installed-test
 	$(BIN)/narrowcast demo
@@ -31,6 +31,10 @@ bench-compiling: $(VENV)/.installed-test
 # Two programs from four threads for a minute.
 bench-threads: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.threads
+
+# Programs of an open batch beside those of a fixed one.
+bench-dynamic: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.dynamic
 
 bench-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.kernels

@@ -21,10 +21,20 @@ class DynamicShapes:
     for_export : for ``torch.export``: a dimension that the user names by a string is one that PyTorch may find
         anything out about (``Dim.AUTO``), and not one that has to hold for every extent.
     names : those names, by the identity of the example tensor and the axis.
+    named : the identity of the example tensor and the axis of every dimension that has a name, a string or a ``Dim``.
     """
 
     for_export: Any
     names: Mapping[tuple[int, int], str]
+    named: frozenset[tuple[int, int]] = frozenset()
+
+    def traceable(self, example: torch.Tensor) -> torch.Tensor:
+        """An example with two of what it has one of along named dimensions: ``torch.export`` takes 1 for fixed."""
+        result = example
+        for axis, extent in enumerate(example.shape):
+            if extent == 1 and (id(example), axis) in self.named:
+                result = torch.cat([result, result], axis)
+        return result
 
 
 NOTHING_DYNAMIC = DynamicShapes(None, {})
@@ -45,16 +55,18 @@ def read_dynamic_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: 
         arguments = tuple(arguments.values())
     completed = _completed(arguments, given, "")
     names: dict[tuple[int, int], str] = {}
+    named: set[tuple[int, int]] = set()
 
     def collect(path: Any, value: Any, axes: Any = None) -> None:
-        pairs = axes.items() if isinstance(axes, Mapping) else enumerate(axes or ())
+        pairs = list(axes.items() if isinstance(axes, Mapping) else enumerate(axes or ()))
         names.update({(id(value), axis): name for axis, name in pairs if isinstance(name, str)})
+        named.update((id(value), axis) for axis, name in pairs if isinstance(name, (str, Dim)))
 
     _tree_map_with_path(collect, arguments, completed, tree_name="inputs")
     wrong = sorted({n for n in names.values() if not n.isidentifier()})
     if wrong:
         raise ImportModelError("the names of dynamic dimensions have to be identifiers", found=wrong)
-    return DynamicShapes(pytree.tree_map_only(str, lambda _: Dim.AUTO, completed), names)
+    return DynamicShapes(pytree.tree_map_only(str, lambda _: Dim.AUTO, completed), names, frozenset(named))
 
 
 def _is_axes(given: Any) -> bool:

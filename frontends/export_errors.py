@@ -49,8 +49,8 @@ _REASONS = (
     _Reason(r"specialized it to be a constant|resulted in a specialized value|"
             r"generated guard (\d+) <= .* and .* <= \1\b",
             "the model works for one extent only of a dimension that is called dynamic",
-            "an example of extent 1 always has this effect: use 2 or more; else look for an extent that forward() "
-            "compares, converts by int() or float(), or passes to a layer of fixed size; or leave the dimension fixed"),
+            "look for an extent that forward() compares, converts by int() or float(), or passes to a layer of fixed "
+            "size; or leave the dimension fixed"),
     _Reason(r"not in range",
             "an example input has an extent outside of the range that its Dim allows",
             "pass an example inside of the range, or widen min= and max= of the Dim"),

@@ -153,6 +153,19 @@ def test_dimensions_are_fixed_by_name() -> None:
     assert import_model(program, dims={"batch": 2, "steps": 3}).inputs[0].is_static
 
 
+@pytest.mark.parametrize("batch", ["batch", Dim("batch", min=1, max=8)])
+def test_a_dimension_may_be_open_where_its_example_has_one(batch: object) -> None:
+    """``torch.export`` alone takes an extent of 1 for fixed; the program is still made for it."""
+    module = nn.Linear(6, 5).eval()
+    imported = import_model(module, torch.ones(1, 6), dynamic_shapes=({0: batch},))
+    (name,) = imported.hints
+    assert imported.hints[name] == 1 and "batch" in name
+    for rows in (1, 4):
+        x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
+        (found,) = reference.run(imported.mod, [x])
+        torch.testing.assert_close(found, module(x))
+
+
 def test_a_saved_and_loaded_program(tmp_path: Path) -> None:
     torch.export.save(dynamic_program(), tmp_path / "net.pt2")
     program = torch.export.load(tmp_path / "net.pt2")

@@ -58,7 +58,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Any, tuple[str, ..
     "equal dims": (lambda x, y: x + y, (X, X), ({0: Dim("a")}, ({0: Dim("b")},)),
                    ("different names have to be equal", "b = ", "one name")),
     "one extent": (lambda x: x * float(x.shape[0]), (X,), ({0: Dim("n")},), ("for one extent only", "float()")),
-    "an example of 1": (lambda x: x, (X[:1],), ({0: Dim("n")},), ("for one extent only", "use 2 or more")),
     "outside of the range": (lambda x: x, (X,), ({0: Dim("n", min=5)},),
                              ("outside of the range", "3 not in", "min=")),
     "not for all extents": (lambda x: x + 1 if x.shape[0] < 9 else x, (X,), ({0: Dim("n", max=64)},),
