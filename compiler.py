@@ -190,8 +190,15 @@ class _Job:
 
     def normalize(self) -> None:
         """Imported module -> grouped form, every stage kept."""
-        self.stages.append(stage_of("import", self.imported.mod))
-        mod = run_pipeline(self.imported.mod, observe=lambda name, m: self.stages.append(stage_of(name, m)))
+        shown = self.imported.mod
+        self.stages.append(stage_of("import", shown))
+
+        def observe(name: str, mod: tvm.IRModule) -> None:
+            nonlocal shown
+            self.stages.append(replace(self.stages[-1], name=name) if mod.same_as(shown) else stage_of(name, mod))
+            shown = mod
+
+        mod = run_pipeline(shown, observe=observe)
         network = Network.of(mod, groups_of(mod), self.imported.hints)
         self.network = replace(network, given=Given()) if self.forced is Precision.FP32 else network
         self.module_hash = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) & (2**64 - 1):016x}"

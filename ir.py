@@ -167,6 +167,15 @@ class GraphBuilder:
         self._bindings.append(relax.VarBinding(var, value))
         return var
 
+    def rebind(self, binding: relax.VarBinding, value: Expr) -> relax.Var:
+        """Bind ``value`` under the name of ``binding``. Where it is the binding's own value the binding is taken over
+        as it is: what reads its variable does not change, and no type is inferred again."""
+        if not value.same_as(binding.value) or binding.var.name in self._names:
+            return self.emit(value, binding.var.name)
+        self._names.add(binding.var.name)
+        self._bindings.append(binding)
+        return binding.var
+
     def match(self, value: relax.Var, ty: Expr, name: str) -> relax.Var:
         """Bind ``value`` to a fresh variable of a type whose new symbols get their extents from it."""
         var = relax.DataflowVar(self.unique(name), ty)
@@ -186,6 +195,10 @@ class GraphBuilder:
         self._tried[name] = n + 1
         self._names.add(candidate)
         return candidate
+
+    def holds(self, bindings: Sequence[relax.VarBinding]) -> bool:
+        """Whether these bindings, no others, are bound."""
+        return len(bindings) == len(self._bindings) and all(map(relax.VarBinding.same_as, bindings, self._bindings))
 
     def finish(
         self, outputs: Sequence[relax.Var], *, as_tuple: bool = False, attrs: Mapping[str, object] | None = None
@@ -212,18 +225,22 @@ def rewrite(func: relax.Function, visit: Rewrite) -> relax.Function:
 
     ``visit(builder, binding, value)`` gets the old binding and its value with the arguments already replaced by the
     rebuilt ones. It returns the variable or constant that stands for the binding from now on; it may emit any
-    number of bindings. Returning ``value`` itself (the call) emits it under the old name.
+    number of bindings. Returning ``value`` itself (the call) emits it under the old name. Bindings that stay as they
+    are keep their variables; where all do the result is ``func`` itself.
     """
     builder = GraphBuilder(func.params)
     replaced: dict[relax.Var, Expr] = {}
-    outputs = outputs_of(func)
+    bindings, outputs = op_bindings(func), outputs_of(func)
     as_tuple = isinstance(func.ret_ty, relax.TupleType)
-    for binding in op_bindings(func):
+    for binding in bindings:
         value = substitute(binding.value, replaced)
         result = visit(builder, binding, value)
         if not isinstance(result, (relax.Var, Constant)):
-            result = builder.emit(result, binding.var.name)
-        replaced[binding.var] = result
+            result = builder.rebind(binding, result)
+        if not result.same_as(binding.var):
+            replaced[binding.var] = result
+    if not replaced and builder.holds(bindings):
+        return func
     results = [substitute(v, replaced) for v in outputs]
     results = [
         r if isinstance(r, relax.Var) else builder.emit(r, v.name) for r, v in zip(results, outputs, strict=True)
@@ -242,9 +259,11 @@ def substitute(expr: Expr, replaced: Mapping[relax.Var, Expr]) -> Expr:
     if isinstance(expr, relax.Var):
         return replaced.get(expr, expr)
     if isinstance(expr, relax.Tuple):
-        return relax.Tuple([substitute(f, replaced) for f in expr.fields])
+        fields = [substitute(f, replaced) for f in expr.fields]
+        return expr if all(a.same_as(b) for a, b in zip(fields, expr.fields, strict=True)) else relax.Tuple(fields)
     if isinstance(expr, relax.TupleGetItem):
-        return relax.TupleGetItem(substitute(expr.tuple_value, replaced), expr.index)
+        source = substitute(expr.tuple_value, replaced)
+        return expr if source.same_as(expr.tuple_value) else relax.TupleGetItem(source, expr.index)
     if isinstance(expr, relax.Call) and not is_number(expr):
         args = [substitute(a, replaced) for a in expr.args]
         if all(a.same_as(b) for a, b in zip(args, expr.args, strict=True)):
@@ -284,12 +303,15 @@ def without_dead_code(func: relax.Function) -> relax.Function:
     for binding in reversed(op_bindings(func)):
         if binding.var in live:
             live.update(variables_of(binding.value))
-            live.update(finders[s] for s in symbols_used(binding.value) if s in finders)
+            if finders:
+                live.update(finders[s] for s in symbols_used(binding.value) if s in finders)
     return rewrite(func, lambda builder, binding, value: value if binding.var in live else binding.var)
 
 
 def finders_of(func: relax.Function) -> dict[tirx.Var, relax.Var]:
     """What computes the extents that only running tells: by symbol, the binding that is the first to name it."""
+    if not shape_symbols(func.params):
+        return {}
     known = {s for p in tensors_of(func) for s in symbols_used(p)}
     finders: dict[tirx.Var, relax.Var] = {}
     for binding in op_bindings(func):
@@ -391,7 +413,9 @@ def with_symbols(expr: Expr, replaced: Mapping[tirx.Var, Expr]) -> Expr:
 
 
 def with_main(mod: tvm.IRModule, main: relax.Function) -> tvm.IRModule:
-    """A new module that is ``mod`` with ``main`` replaced."""
+    """A module that is ``mod`` with ``main`` replaced: a new one, or ``mod`` where that is its ``main`` already."""
+    if "main" in mod and main.same_as(mod["main"]):
+        return mod
     functions = {gv: f for gv, f in mod.functions.items() if gv.name_hint != "main"}
     functions[tvm.ir.GlobalVar("main")] = main.with_attr("global_symbol", "main")
     return tvm.IRModule(functions, attrs=mod.attrs)

@@ -64,7 +64,7 @@ class EliminateCommonSubexpressions:
             for known, var in seen:
                 if _equal(known, value):
                     return var
-            var = builder.emit(value, binding.var.name)
+            var = builder.rebind(binding, value)
             seen.append((value, var))
             return var
 

@@ -63,9 +63,9 @@ class FoldConstants:
         refused: list[Refusal] = []
 
         def visit(builder: GraphBuilder, binding: relax.VarBinding, value: Expr) -> Expr:
-            if op_name(value) is None or symbols_used(value):
+            if op_name(value) is None or not all(isinstance(leaf, Constant) for leaf in leaves_of(value)):
                 return value
-            if not all(isinstance(leaf, Constant) for leaf in leaves_of(value)):
+            if symbols_used(value):
                 return value
             result, reason = self._value(binding, value)
             if result is None:

@@ -128,7 +128,7 @@ def replace_matches(mod: tvm.IRModule, find: Find) -> tvm.IRModule:
         if binding.var in found:
             value = _build(builder, binding, found[binding.var], rebuilt)
         if not isinstance(value, (relax.Var, Constant)):
-            value = builder.emit(value, binding.var.name)
+            value = builder.rebind(binding, value)
         rebuilt[binding.var] = value
         return value
 
@@ -142,7 +142,8 @@ def _live(graph: Graph, found: Mapping[relax.Var, Replacement]) -> set[relax.Var
         if binding.var in live:
             read = found[binding.var].inputs if binding.var in found else (binding.value,)
             live.update(v for expr in read for v in variables_of(expr))
-            live.update(graph.finders[s] for s in symbols_used(binding.value) if s in graph.finders)
+            if graph.finders:
+                live.update(graph.finders[s] for s in symbols_used(binding.value) if s in graph.finders)
     return live
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 import tvm
 from torch import nn
+from tvm import relax
 
 from narrowcast import ir
 from narrowcast.errors import VerificationError
 from narrowcast.frontends.pytorch import import_pytorch
 from narrowcast.models.fashion_mnist import ResidualBlock
 from narrowcast.operators.reference import run
-from narrowcast.passes import PIPELINE, run_pipeline
+from narrowcast.passes import PIPELINE, base, run_pipeline
 
 from .graphs import EPS, Net, const
 
@@ -152,3 +153,15 @@ def test_ill_formed_result_names_the_pass() -> None:
     net = Net((2, 3))
     with pytest.raises(VerificationError, match="not well formed after Broken"):
         run_pipeline(net.module(net(tvm.relax.op.exp(net.x), "y")), [Broken()])
+
+
+def test_passes_that_change_nothing_return_their_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net((2, 8))
+    mod = net.module(net(relax.op.nn.relu(net.x), "act"))
+    checked: list[str] = []
+    monkeypatch.setattr(base, "require_well_formed", lambda mod, after: checked.append(after))
+    seen = [mod]
+    run_pipeline(mod, observe=lambda name, result: seen.append(result))
+    changed = [p.name for p, a, b in zip(PIPELINE, seen[:-1], seen[1:], strict=True) if not b.same_as(a)]
+    assert changed == ["FoldBatchNorm", "ToChannelsLast", "FuseGroups"]
+    assert checked == ["the import", *changed]
