@@ -24,6 +24,7 @@ from .epilogue import Epilogue, Position
 from .gemm import dequantize, prepare, with_slack
 from .isa import Arithmetic, arithmetic, bind, named, span
 from .kernel import Kernel, KernelRequest, Parameters
+from .operands import emit_taps
 from .signature import build_kernel, input_index
 from .tiling import ceil_div
 from .vector_math import Vector, fma, splat
@@ -50,38 +51,38 @@ def choose_blocks(geometry: Geometry, lanes: int, capabilities: Capabilities, th
 
     geometry : of known extents.
     """
-    height, width = geometry.result
-    taps = geometry.kernel[0] * geometry.kernel[1]
+    _, height, width = geometry.result
+    taps = geometry.taps
     columns = min(range(1, min(width, _MOST_COLUMNS) + 1),
                   key=lambda c: ceil(width / c) * (max(c, 4) * taps + 3 * c + 6))
     vectors = ceil(geometry.channels / lanes)
 
     def work(rows: int) -> float:
-        units = geometry.batch * vectors * ceil(height / rows)
-        copied = input_rows(geometry, rows) * geometry.padded[1] * 2
+        units = geometry.planes * vectors * ceil(height / rows)
+        copied = input_rows(geometry, rows) * geometry.kernel[0] * geometry.padded[2] * 2
         return ceil(units / threads) * (copied + rows * width * (taps + 3))
 
-    fitting = [r for r in range(1, height + 1)
-               if input_rows(geometry, r) * geometry.padded[1] * lanes * 4 <= capabilities.l2_bytes // 4]
+    row_bytes = geometry.kernel[0] * geometry.padded[2] * lanes * 4
+    fitting = [r for r in range(1, height + 1) if input_rows(geometry, r) * row_bytes <= capabilities.l2_bytes // 4]
     return Blocks(columns, min(fitting or [1], key=work))
 
 
 def input_rows(geometry: Geometry, rows: Index) -> Index:
-    """Padded input rows that ``rows`` output rows read."""
-    return (rows - 1) * geometry.strides[0] + geometry.reach
+    """Padded rows of a plane that ``rows`` output rows read."""
+    return (rows - 1) * geometry.strides[1] + geometry.reach
 
 
 def units_of(geometry: Geometry, blocks: Blocks, lanes: int) -> Dim:
     """Units of work."""
-    return geometry.batch * ceil_div(geometry.result[0], blocks.rows) * ceil(geometry.channels / lanes)
+    return geometry.planes * ceil_div(geometry.result[1], blocks.rows) * ceil(geometry.channels / lanes)
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """One unit's place: image, first output row and their number, vector of channels, and how many of its channels
-    exist."""
+    """One unit's place: plane of the output, first output row and their number, vector of channels, and how many of its
+    channels exist."""
 
-    image: Index
+    plane: Index
     row: Index
     rows: Index
     vector: Index
@@ -108,22 +109,27 @@ class Depthwise:
     unrolled: int
 
     @property
+    def breadth(self) -> Dim:
+        """Elements of a row of a plane of the widened input."""
+        return self.geometry.padded[2] * self.unit.lanes
+
+    @property
     def pitch(self) -> Dim:
-        """Elements of a row of the widened input."""
-        return self.geometry.padded[1] * self.unit.lanes
+        """Elements of a row of the widened input: that of every plane under the window."""
+        return self.geometry.kernel[0] * self.breadth
 
     def emit(self, source: tirx.Buffer, weights: tirx.Buffer, scaling: Sequence[tirx.Buffer]) -> None:
         """Emit the parallel loop over units; neighbouring units are the vectors of one block of rows."""
         lanes, channels, tasks = self.unit.lanes, self.geometry.channels, self.tasks
-        vectors, bands = ceil(channels / lanes), ceil_div(self.geometry.result[0], self.blocks.rows)
+        vectors, bands = ceil(channels / lanes), ceil_div(self.geometry.result[1], self.blocks.rows)
         units = units_of(self.geometry, self.blocks, lanes)
         with T.parallel(tasks) as task:
             named("task", task)
             with span("unit", task * units // tasks, (task + 1) * units // tasks) as unit:
                 vector = bind("vector", unit % vectors)
-                band, image = unit // vectors % bands, unit // (vectors * bands)
+                band, plane = unit // vectors % bands, unit // (vectors * bands)
                 row, rows = self._band(band)
-                place = _Unit(bind("image", image), row, rows, vector, lanes)
+                place = _Unit(bind("plane", plane), row, rows, vector, lanes)
                 if channels % lanes == 0:
                     self._emit_unit(source, weights, scaling, place)
                 else:
@@ -136,7 +142,7 @@ class Depthwise:
     def _band(self, band: Index) -> tuple[Index, Index]:
         """First row of a block of rows and their number. The last block starts early instead of being cut, unless only
         running tells the height."""
-        height, rows = self.geometry.result[0], self.blocks.rows
+        height, rows = self.geometry.result[1], self.blocks.rows
         if isinstance(height, int):
             return bind("row", T.min(band * rows, height - rows)), rows
         row = bind("row", band * rows)
@@ -147,7 +153,7 @@ class Depthwise:
         g, lanes = self.geometry, self.unit.lanes
         wide = named("wide", T.alloc_buffer((input_rows(g, self.blocks.rows) * self.pitch,), self.kind))
         self._emit_widen(wide, source, place)
-        taps = g.kernel[0] * g.kernel[1]
+        taps = g.taps
         first = bind("first", place.vector * (taps * lanes))
         kept = [bind(f"w_{t}", load(weights, first + t * lanes, lanes)) for t in range(taps)] \
             if taps <= self.unrolled else None
@@ -155,10 +161,10 @@ class Depthwise:
             named("y", y)
 
             def tile(x: Index, columns: int) -> None:
-                base = bind("base", y * g.strides[0] * self.pitch + x * (g.strides[1] * lanes))
+                base = bind("base", y * g.strides[1] * self.pitch + x * (g.strides[2] * lanes))
                 acc = [named(f"acc_{c}", T.alloc_buffer((lanes,), self.kind)) for c in range(columns)]
                 self._emit_taps(acc, wide, base, kept, (weights, first))
-                row = (place.image * g.result[0] + place.row + y) * g.result[1] + x
+                row = (place.plane * g.result[1] + place.row + y) * g.result[2] + x
                 column = place.vector * lanes
                 for c in range(columns):
                     value = dequantize(load(acc[c], 0, lanes), scaling, column, lanes)
@@ -169,7 +175,7 @@ class Depthwise:
     def _emit_tiles(self, tile: Callable[[Index, int], None]) -> None:
         """Emit ``tile(first column, columns)`` for a row of the output, by single columns where running tells that it
         has fewer than a block."""
-        width, columns = self.geometry.result[1], self.blocks.columns
+        width, columns = self.geometry.result[2], self.blocks.columns
 
         def loop(columns: int) -> None:
             with T.serial(ceil_div(width, columns)) as number:
@@ -195,44 +201,46 @@ class Depthwise:
         for buffer in acc:
             store(buffer, 0, splat(tirx.const(0, self.kind), lanes), lanes)
 
-        def step(ky: Index, kx: Index, weight: Vector) -> None:
-            at = base + ky * (g.dilation[0] * self.pitch) + kx * (g.dilation[1] * lanes)
+        def step(offset: Index, weight: Vector) -> None:
+            at = base + offset
             for c, buffer in enumerate(acc):
-                value = load(wide, at + c * (g.strides[1] * lanes), lanes)
+                value = load(wide, at + c * (g.strides[2] * lanes), lanes)
                 total = load(buffer, 0, lanes)
                 store(buffer, 0, fma(value, weight, total) if self.kind == "float32" else total + value * weight, lanes)
 
-        height, width = g.kernel
+        distances = (self.breadth, g.dilation[1] * self.pitch, g.dilation[2] * lanes)
         if kept is not None:
-            for tap, weight in enumerate(kept):
-                step(tap // width, tap % width, weight)
+            for tap, weight in zip(np.ndindex(g.kernel), kept, strict=True):
+                step(sum(i * d for i, d in zip(tap, distances, strict=True)), weight)
             return
-        with T.serial(height) as ky:
-            named("ky", ky)
-            with T.serial(width) as kx:
-                named("kx", kx)
-                step(ky, kx, bind("w", load(packed[0], packed[1] + (ky * width + kx) * lanes, lanes)))
+        emit_taps(tuple(zip(g.kernel, distances, strict=True)), lambda tap, offset: step(
+            offset, bind("w", load(packed[0], packed[1] + tap * lanes, lanes))))
 
     def _emit_widen(self, wide: tirx.Buffer, source: tirx.Buffer, place: _Unit) -> None:
-        """Copy a unit's padded input into ``wide`` [row][column][lane]."""
+        """Copy a unit's padded input into ``wide`` [row][plane under the window][column][lane]."""
         g, lanes = self.geometry, self.unit.lanes
-        left, right = g.padding[1], g.padding[3]
+        left, right = g.before[2], g.after[2]
         zero = splat(tirx.const(self.padding, self.kind), lanes)
         with T.serial(input_rows(g, place.rows)) as line:
             named("line", line)
-            at = bind("at", line * self.pitch)
-            y = bind("in_y", place.row * g.strides[0] + line - g.padding[0])
-            with T.If(T.And(y >= 0, y < g.size[0])):
-                with T.Then():
-                    self._fill(wide, at, zero, left)
-                    with T.serial(g.size[1]) as x:
-                        named("in_x", x)
-                        begin = ((place.image * g.size[0] + y) * g.size[1] + x) * g.channels + place.vector * lanes
-                        raw = load(source, begin, lanes, place.valid)
-                        store(wide, at + (left + x) * lanes, self._widened(raw), lanes)
-                    self._fill(wide, at + (left + g.size[1]) * lanes, zero, right)
-                with T.Else():
-                    self._fill(wide, at, zero, g.padded[1])
+            y = bind("in_y", place.row * g.strides[1] + line - g.before[1])
+
+            def widen_row(tap: Index, offset: Index) -> None:
+                at = bind("at", line * self.pitch + offset)
+                under, inside = g.plane_under(place.plane, tap)
+                with T.If(T.And(T.And(y >= 0, y < g.size[1]), inside)):
+                    with T.Then():
+                        self._fill(wide, at, zero, left)
+                        with T.serial(g.size[2]) as x:
+                            named("in_x", x)
+                            begin = ((under * g.size[1] + y) * g.size[2] + x) * g.channels + place.vector * lanes
+                            raw = load(source, begin, lanes, place.valid)
+                            store(wide, at + (left + x) * lanes, self._widened(raw), lanes)
+                        self._fill(wide, at + (left + g.size[2]) * lanes, zero, right)
+                    with T.Else():
+                        self._fill(wide, at, zero, g.padded[2])
+
+            emit_taps(((g.kernel[0], self.breadth),), widen_row)
 
     def _fill(self, wide: tirx.Buffer, at: Index, value: Vector, count: Dim) -> None:
         if not (isinstance(count, int) and count == 0):
@@ -247,11 +255,11 @@ class Depthwise:
 
 
 def build_depthwise(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
-    """The kernel of a depthwise convolution group (1-D or 2-D, any stride, padding, dilation) with its epilogue."""
+    """The kernel of a depthwise convolution group (1-D to 3-D, any stride, padding, dilation) with its epilogue."""
     call = request.group.anchor.value
     geometry = Geometry.of(call, request.group.name)
     unit = replace(arithmetic(request.precision, capabilities), lanes=capabilities.vector_bits // 32)
-    taps, channels = geometry.kernel[0] * geometry.kernel[1], geometry.channels
+    taps, channels = geometry.taps, geometry.channels
     by_tap = constant_value(call.args[1]).reshape(channels, taps).T
     epilogue, scaling, operand = prepare(request, capabilities, by_tap[None, :, None, :])
     data = input_index(request, call.args[0])

@@ -36,9 +36,10 @@ def test_any_product(rows: int, depth: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("conv", [
-    Conv(2, 9, 7, 3, 20, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
-    Conv(1, 14, 14, 64, 64, (3, 3), padding=(1, 1, 1, 1)),
-    Conv(2, 9, 7, 6, 20, (3, 2), strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 2), groups=2)], ids=str)
+    Conv(2, (9, 7), 3, 20, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
+    Conv(1, (14, 14), 64, 64, (3, 3), padding=(1, 1, 1, 1)),
+    Conv(2, (9, 7), 6, 20, (3, 2), strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 2), groups=2),
+    Conv(2, (4, 7, 9), 6, 20, (3, 2, 3), strides=(1, 2, 1), padding=(1, 1, 1, 0, 1, 1))], ids=str)
 def test_convolution(conv: Conv) -> None:
     check_convolution(build_conv, FP16, conv, FP16_TARGET)
 

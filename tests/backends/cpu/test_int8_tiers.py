@@ -35,9 +35,10 @@ def test_any_product(target: Target, rows: int, depth: int, columns: int) -> Non
 
 @INT8_TIERS
 @pytest.mark.parametrize("conv", [
-    Conv(2, 9, 7, 3, 20, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
-    Conv(1, 14, 14, 64, 64, (3, 3), padding=(1, 1, 1, 1)),
-    Conv(2, 9, 7, 6, 20, (3, 2), strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 2), groups=2)], ids=str)
+    Conv(2, (9, 7), 3, 20, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
+    Conv(1, (14, 14), 64, 64, (3, 3), padding=(1, 1, 1, 1)),
+    Conv(2, (9, 7), 6, 20, (3, 2), strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 2), groups=2),
+    Conv(2, (4, 7, 9), 6, 20, (3, 2, 3), strides=(1, 2, 1), padding=(1, 1, 1, 0, 1, 1))], ids=str)
 def test_convolution(target: Target, conv: Conv) -> None:
     check_convolution(build_conv, INT8, conv, target)
 
@@ -45,7 +46,7 @@ def test_convolution(target: Target, conv: Conv) -> None:
 @INT8_TIERS
 @pytest.mark.parametrize("conv", [
     depthwise(21, batch=2, strides=(2, 2), padding=(1, 0, 2, 1)), depthwise(40, kernel=(5, 5), padding=(2, 2, 2, 2)),
-    depthwise(1, height=40, width=40, kernel=(23, 23))], ids=str)
+    depthwise(1, size=(40, 40), kernel=(23, 23))], ids=str)
 def test_depthwise(target: Target, conv: Conv) -> None:
     check_convolution(build_depthwise, INT8, conv, target)
 

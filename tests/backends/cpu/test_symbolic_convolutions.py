@@ -3,7 +3,7 @@ every extent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,18 +25,19 @@ from .groups import NATIVE
 from .precisions import EVERY_PRECISION
 from .symbolic import SymbolicKernel, symbol, symbolic_group
 
+OPERATORS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 N, H, W = symbol("n"), symbol("h"), symbol("w")
 TYPICAL = {"n": 2, "h": 14, "w": 20}
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of NHWC data, or of NWC data of three dims, with [outputs, height, width] weights."""
+    """A convolution of channels-last data."""
 
     data: tuple[Dim, ...]
     outputs: int
-    kernel: tuple[int, int]
-    details: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kernel: tuple[int, ...]
+    details: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     groups: int = 1
 
     @property
@@ -45,15 +46,13 @@ class Conv:
 
     def group(self) -> ir.Group:
         """relu(conv + bias + residual)."""
-        flat, rng = len(self.data) == 3, np.random.default_rng(2)
-        shape = (self.outputs, *(self.kernel[1:] if flat else self.kernel), self.data[-1] // self.groups)
+        rng, spatial = np.random.default_rng(2), "DHW"[-len(self.kernel):]
+        shape = (self.outputs, *self.kernel, self.data[-1] // self.groups)
         weights, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, self.outputs))
-        operator = relax.op.nn.conv1d if flat else relax.op.nn.conv2d
-        layouts = {"data_layout": "NWC", "kernel_layout": "OWI"} if flat else \
-            {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+        layouts = {"data_layout": f"N{spatial}C", "kernel_layout": f"O{spatial}I"}
 
         def anchor(data: relax.Var) -> relax.Call:
-            return operator(data, ir.constant(weights), groups=self.groups, **self.details, **layouts)
+            return OPERATORS[len(spatial)](data, ir.constant(weights), groups=self.groups, **self.details, **layouts)
 
         def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
             y = builder.emit(anchor(params[0]), "layer")
@@ -76,11 +75,15 @@ CONVOLUTIONS = {
     "only the size": Conv((1, H, W, 16), 24, (5, 3), {"padding": (2, 1, 2, 1), "strides": (3, 1)}),
     "only the width": Conv((1, 48, W, 8), 16, (3, 3), PADDED),
     "groups and dilation": Conv((N, H, W, 6), 20, (3, 2), {"padding": (1, 0, 2, 1), "dilation": (2, 2)}, 2),
-    "one dimension": Conv((N, W, 7), 19, (1, 5), {"padding": (2, 2), "strides": (2,)}),
+    "one dimension": Conv((N, W, 7), 19, (5,), {"padding": (2, 2), "strides": (2,)}),
+    "three dimensions": Conv((N, H, 5, W, 9), 20, (3, 2, 3), {"padding": (1, 0, 1, 1, 1, 1), "strides": (2, 1, 1)}),
+    "depth and batch": Conv((N, H, 6, 7, 8), 18, (2, 3, 3), {"padding": (0, 1, 1, 1, 1, 1), "dilation": (2, 1, 1)}),
+    "plane by plane": Conv((N, H, 5, W, 6), 18, (1, 3, 3), {"padding": (0, 1, 1, 0, 1, 1)}),
     "depthwise": Conv((N, H, W, 32), 32, (3, 3), PADDED, 32),
     "strided depthwise": Conv((N, H, W, 21), 21, (3, 3), {"padding": (1, 0, 2, 1), "strides": (2, 2)}, 21),
     "depthwise of the batch": Conv((N, 9, 11, 20), 20, (7, 7), {"padding": (3, 3, 3, 3)}, 20),
-    "depthwise in one dimension": Conv((N, W, 17), 17, (1, 9), {"padding": (4, 4)}, 17),
+    "depthwise in three dimensions": Conv((N, H, 4, W, 17), 17, (3, 3, 3), {"padding": (1,) * 6}, 17),
+    "depthwise in one dimension": Conv((N, W, 17), 17, (9,), {"padding": (4, 4)}, 17),
 }
 
 
@@ -136,11 +139,11 @@ def test_a_part_fits_its_buffer(conv: Conv, batch: int, height: int, width: int,
     product = Product(rows.count, conv.outputs, 9, typical=tuple(TYPICAL.items()))
     tasks = Tasks(product, choose(product, unit, core, 2, rows.bytes_per_row(unit)))
 
-    def image_row(row: int) -> int:
-        image, line = divmod(row // exact.result[1], exact.result[0])
-        return image * exact.padded[0] + line * exact.strides[0]
+    def first_line(row: int) -> int:
+        plane, line = divmod(row // exact.result[2], exact.result[1])
+        return plane * exact.padded[1] + line * exact.strides[1]
 
     count = min(tasks.part_rows, known(rows.count))
-    needed = max(image_row(first + count - 1) + exact.reach - image_row(first)
+    needed = max(first_line(first + count - 1) + exact.reach - first_line(first)
                  for first in range(known(rows.count) - count + 1))
     assert needed <= known(rows.most_lines(tasks))
