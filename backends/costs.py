@@ -31,6 +31,7 @@ from ..ir import is_number
 from .cpu.build import compile_functions
 from .cpu.kernel import Kernel
 from .executable import use_threads
+from .libraries import cache_folder
 from .target import Target, host_model
 from .tile_permission import request_tiles_for
 
@@ -50,8 +51,7 @@ _RANDOM_VALUES = 1 << 16
 
 def default_path() -> Path:
     """The file of measured costs: ``narrowcast/costs.json`` in ``$XDG_CACHE_HOME``, or in ``~/.cache`` without it."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "narrowcast" / "costs.json"
+    return cache_folder() / "costs.json"
 
 
 class CostTable:

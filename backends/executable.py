@@ -18,6 +18,7 @@ from tvm.relax import transform
 from ..errors import ProgramError, TargetError, VerificationError
 from . import host as host  # Registers what programs call.
 from .cpu import pipeline
+from .libraries import LibraryCache, library_key
 from .target import Target, detect
 from .tile_permission import request_tiles, uses_tiles
 
@@ -47,7 +48,21 @@ def build_executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMEx
 
 
 def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
-    """Compile a lowered module to the bytes of a shared library; TargetError where the machine has no linker."""
+    """Compile a lowered module to the bytes of a shared library, or take it from the user's cache (``libraries.py``);
+    TargetError where the machine has no linker."""
+    kept = LibraryCache.of_user()
+    if kept is None:
+        return _linked(mod, target)
+    key = library_key(mod, target)
+    library = kept.get(key)
+    if library is None:
+        library = _linked(mod, target)
+        kept.put(key, library)
+    return library
+
+
+def _linked(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
+    """The bytes of a lowered module's shared library."""
     if not any(shutil.which(c) for c in ("g++", "c++", "clang++", "cc", "gcc")):
         raise TargetError(
             "a program is linked with the system's C++ compiler, and none was found",

@@ -1,13 +1,16 @@
-"""Markers: tests that need a CPU feature or a model package are skipped, with what is missing."""
+"""Markers: tests that need a CPU feature or a model package are skipped, with what is missing. Programs are compiled
+anew: the user's cache has no part in tests."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from narrowcast.backends.libraries import SWITCH
 from narrowcast.backends.tile_permission import request_tiles
 
 # What each ``isa`` marker needs, in the words of /proc/cpuinfo.
@@ -31,7 +34,8 @@ def cpu_flags() -> frozenset[str]:
 
 
 def pytest_sessionstart() -> None:
-    """Kernels that tests run outside of programs may use tiles, where this CPU has them."""
+    """No cache of programs; kernels that tests run outside of programs may use tiles, where this CPU has them."""
+    os.environ[SWITCH] = "0"
     if "amx_tile" in cpu_flags():
         request_tiles()
 
