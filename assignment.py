@@ -3,12 +3,12 @@
 What is least is the time of a call in microseconds; what is bounded is the predicted noise. The rules
 (docs/design.md):
 
-* A group that multiplies reads its ``exact_inputs`` in exactly its precision's storage. Whatever else it reads, and
-  whatever float kinds read, is *flexible*: it is read from the most precise storage there is, and the storage's noise
-  counts if that is not float32.
-* Groups that multiply and float kinds write as many storages as are wanted, in their epilogue. Movement groups write
-  the one storage that they read, which all of their inputs must have. Opaque groups, model inputs and model outputs
-  are float32.
+* A group that multiplies reads its ``exact_inputs`` in exactly its precision's storage. Whatever else groups with an
+  epilogue read is *flexible*: it is read from the most precise storage there is, and the storage's noise counts if
+  that is not float32.
+* Groups with an epilogue write as many storages as are wanted in it. Movement groups write the one storage that they
+  read, which all of their inputs must have. Everything else (what opaque and recurrent groups read and write, model
+  inputs and model outputs) is float32.
 * Tensors whose producer has no epilogue may get further storages by stand-alone casts, always to a less precise one.
 
 Solved with HiGHS (Huangfu and Hall, "Parallelizing the dual revised simplex method", 2018) through SciPy, with a gap
@@ -27,8 +27,7 @@ from scipy import optimize, sparse
 
 from .errors import PlanError
 from .ir import (
-    COMPUTE_KINDS,
-    FLOAT_KINDS,
+    EPILOGUE_KINDS,
     GROUP_KINDS,
     MOVEMENT_KINDS,
     OPAQUE_KINDS,
@@ -85,7 +84,7 @@ class GroupOptions:
     @property
     def has_epilogue(self) -> bool:
         """Whether its kernel can write several storages."""
-        return self.kind in COMPUTE_KINDS + FLOAT_KINDS
+        return self.kind in EPILOGUE_KINDS
 
 
 @dataclass(frozen=True)
@@ -307,14 +306,14 @@ class _Model:
 
     def _add_reads(self, group: GroupOptions) -> None:
         for tensor in self.problem.floats_of(group):
-            if group.kind in OPAQUE_KINDS:
-                self._require_stored(tensor, "float32", None)
-            elif group.kind in MOVEMENT_KINDS and group.name in self.problem.floats:
-                for dtype in self.problem.allowed(group.name):
+            if group.kind in MOVEMENT_KINDS:
+                for dtype in self.problem.allowed(group.name) if group.name in self.problem.floats else ():
                     self._require_stored(tensor, dtype, self.m[group.name, dtype])
             elif tensor in group.exact_inputs:
                 for precision in group.cost_us:
                     self._require_stored(tensor, precision.storage_dtype, self.x[group.name, precision])
+            elif not group.has_epilogue:
+                self._require_stored(tensor, "float32", None)
         several = len(self.problem.floats_of(group)) > 1 and not group.shared_qparams
         if group.kind in MOVEMENT_KINDS and several and (group.name, "uint8") in self.m:
             self._upper[self.m[group.name, "uint8"]] = 0.0

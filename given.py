@@ -57,7 +57,7 @@ def _given_qparams(group: Group, known: Mapping[str, QParams]) -> QParams | None
 
 def _obstacle(group: Group, qparams: Mapping[str, QParams]) -> str:
     """Why a group that multiplies is not given as INT8; empty where it is."""
-    if group.kind == "attention":
+    if group.kind in ("attention", "recurrent"):
         return "the model leaves it in floating point"
     if not all(group.inputs[i] in qparams for i in group.exact_inputs):
         return "the model does not quantize what it multiplies"

@@ -481,7 +481,8 @@ class Group:
     @property
     def exact_inputs(self) -> tuple[int, ...]:
         """Indices of the parameters that the anchor itself multiplies: they must be stored in exactly the group's
-        precision. Empty for kinds without multiply-adds; all other parameters are read from whatever is stored."""
+        precision. Empty for kinds without multiply-adds; groups with an epilogue read all other parameters from
+        whatever is stored."""
         if self.kind not in COMPUTE_KINDS:
             return ()
         data = self.anchor.value.args[: 3 if self.kind == "attention" else 2]
@@ -489,13 +490,17 @@ class Group:
 
 
 # Kinds whose anchor multiplies and adds: these are decided between the precisions.
-COMPUTE_KINDS = ("conv", "depthwise", "matmul", "batched_matmul", "attention")
+COMPUTE_KINDS = ("conv", "depthwise", "matmul", "batched_matmul", "attention", "recurrent")
 # Kinds that compute in FP32 whatever they read and write.
 FLOAT_KINDS = ("softmax", "layer_norm", "rms_norm", "pool", "reduce", "elementwise")
 # Kinds that only move elements: what they write has the storage of what they read.
 MOVEMENT_KINDS = ("movement",)
-# Everything else: float32 storage, code through TVM's legalization (or a kernel of its own, as for lstm).
+# Everything else: float32 storage, code through TVM's legalization (or a kernel of its own).
 OPAQUE_KINDS = ("opaque",)
+# Kinds that elementwise ops join, and that write any storages; what a recurrent layer computes is a tuple of float32.
+EPILOGUE_KINDS = tuple(kind for kind in COMPUTE_KINDS if kind != "recurrent") + FLOAT_KINDS
+# Kinds of one op, which may compute a tuple.
+SINGLE_KINDS = (*OPAQUE_KINDS, "recurrent")
 GROUP_KINDS = COMPUTE_KINDS + FLOAT_KINDS + MOVEMENT_KINDS + OPAQUE_KINDS
 
 

@@ -23,8 +23,8 @@ from .dims import evaluate_dim
 from .given import Given
 from .ir import (
     COMPUTE_KINDS,
+    EPILOGUE_KINDS,
     MOVEMENT_KINDS,
-    OPAQUE_KINDS,
     Group,
     constant_value,
     dims_of,
@@ -39,6 +39,7 @@ from .precision import (
     FLOAT16,
     FLOAT32,
     FP16_BLOCK,
+    LACKING_PRECISIONS,
     STORAGE_PREFERENCE,
     Precision,
     QParams,
@@ -111,7 +112,7 @@ class Network:
 
     def without_epilogue(self) -> list[str]:
         """Float tensors whose producer cannot write a second storage: a stand-alone cast has to."""
-        with_epilogue = {g.name for g in self.groups if g.kind not in MOVEMENT_KINDS + OPAQUE_KINDS}
+        with_epilogue = {g.name for g in self.groups if g.kind in EPILOGUE_KINDS}
         return [t for t in self.shapes if t not in with_epilogue]
 
 
@@ -127,7 +128,7 @@ def precisions_of(
     parameters are among ``qparams``."""
     if group.kind not in COMPUTE_KINDS:
         return (Precision.FP32,)
-    found = [p for p in target.precisions() if group.kind != "attention" or p is not Precision.INT8]
+    found = [p for p in target.precisions() if p not in LACKING_PRECISIONS.get(group.kind, ())]
     if not all(t in qparams for t in network.exact_inputs(group)):
         found = [p for p in found if p is not Precision.INT8]
     if Precision.FP16 in found and not _fits_fp16(network, group, qparams):
@@ -153,7 +154,8 @@ def _fits_fp16(network: Network, group: Group, qparams: Mapping[str, QParams]) -
 def candidate(
     network: Network, group: Group, precision: Precision, qparams: Mapping[str, QParams], *, per_channel: bool
 ) -> KernelRequest:
-    """The kernel whose time stands for a group at a precision: everything it touches is stored in that precision."""
+    """The kernel whose time stands for a group at a precision: everything it touches is stored in that precision, of a
+    group without epilogue only what it multiplies."""
     function = group.function
     dtype = precision.storage_dtype
 
@@ -162,7 +164,9 @@ def candidate(
             return Storage(native)
         return storage_of(name, "float32" if dtype == "uint8" and name not in qparams else dtype, qparams)
 
-    inputs = tuple(stored(name, dtype_of(p)) for name, p in zip(group.inputs, group.parameters, strict=True))
+    has_epilogue = group.kind in EPILOGUE_KINDS
+    inputs = tuple(stored(name, dtype_of(p)) if has_epilogue or i in group.exact_inputs else Storage(dtype_of(p))
+                   for i, (name, p) in enumerate(zip(group.inputs, group.parameters, strict=True)))
     results = outputs_of(function)
     outputs = tuple(stored(group.name, dtype_of(r)) if len(results) == 1 else Storage(dtype_of(r)) for r in results)
     typical = tuple(sorted(network.typical.items()))

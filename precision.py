@@ -31,6 +31,8 @@ class Precision(StrEnum):
         return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "uint8"}[self.value]
 
 
+# What the multiply-adds of some kinds of groups do not read.
+LACKING_PRECISIONS = {"attention": frozenset({Precision.INT8}), "recurrent": frozenset({Precision.FP16})}
 # Products that FP16 adds up in float16 before the sum is added to a float32 accumulator.
 FP16_BLOCK = 16
 

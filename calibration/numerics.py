@@ -19,6 +19,7 @@ from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
 from ..operators.quantization import (
     grid_of,
+    quantize_matrices,
     quantize_weights,
     rounding_behind,
     scale_and_offset,
@@ -26,10 +27,13 @@ from ..operators.quantization import (
     summands,
     weight_channel_axis,
 )
+from ..operators.recurrent import operands_of, recurrence_of
 from ..operators.reference import evaluate_call, evaluate_tensor, leaves_of
 from ..operators.reference_nn import attention_scores
+from ..operators.reference_recurrent import Products, evaluate_layer
 from ..operators.semantics import Value, tensor_of
-from ..precision import FLOAT32, Precision, QParams, Storage
+from ..precision import FLOAT32, LACKING_PRECISIONS, Precision, QParams, Storage
+from .recurrent_products import IntegerProducts, RoundedProducts, Rounding
 
 _ROUNDED_TO = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _EXACT_IN_FLOAT32 = 2**24
@@ -101,7 +105,7 @@ class GroupProgram:
         self.is_tuple = isinstance(group.function.ret_ty, relax.TupleType)
         self.constants = {leaf: tensor_of(constant_value(leaf)) for b in self.bindings for leaf in leaves_of(b.value)
                           if isinstance(leaf, Constant)}
-        self._levels: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
+        self._levels: dict[tuple[Constant, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def at(self, extents: Mapping[str, int]) -> GroupProgram:
         """This program where the symbols have these extents."""
@@ -128,11 +132,19 @@ class GroupProgram:
 
     def weight_levels(self, per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
         """``quantize_weights`` of the weight; computed once."""
-        if per_channel not in self._levels:
+        key = (self.weight, per_channel)
+        if key not in self._levels:
             axis = weight_channel_axis(self.group.anchor.value)
             weights = self.constants[self.weight].detach().numpy()
-            self._levels[per_channel] = quantize_weights(weights, axis, per_channel=per_channel)
-        return self._levels[per_channel]
+            self._levels[key] = quantize_weights(weights, axis, per_channel=per_channel)
+        return self._levels[key]
+
+    def matrix_levels(self, leaf: Constant, per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
+        """``quantize_matrices`` of a constant of a recurrent layer; computed once."""
+        key = (leaf, per_channel)
+        if key not in self._levels:
+            self._levels[key] = quantize_matrices(self.constants[leaf].detach().numpy(), per_channel=per_channel)
+        return self._levels[key]
 
     def compute(self, inputs: Sequence[Stored], precision: Precision, *, per_channel: bool = True,
                 correction: Sequence[float] = ()) -> Value:
@@ -155,10 +167,14 @@ class GroupProgram:
         return (expected - found).movedim(axis, -1).flatten(0, -2).mean(dim=0)
 
     def start(self, inputs: Sequence[Stored], precision: Precision, *,
-              per_channel: bool = True, correction: Sequence[float] = ()) -> tuple[dict[relax.Var, Value], int]:
+              per_channel: bool = True, correction: Sequence[float] = (),
+              flips: torch.Generator | None = None) -> tuple[dict[relax.Var, Value], int]:
         """Evaluate the anchor only: the values so far, and how many bindings they cover; the last of these is the
         anchor's float32 value, with the bias where that is merged. Where it is rounded to a grid at once, the
-        rounding's value is there as well."""
+        rounding's value is there as well.
+
+        flips : of ``recurrent_products.Rounding``.
+        """
         operands = dict(zip(self.params, inputs, strict=True))
         values: dict[relax.Var, Value] = {p: s.real for p, s in operands.items()}
         first = self.bindings[0]
@@ -167,7 +183,11 @@ class GroupProgram:
             return values, 1
         if first.var.name != self.group.name:
             raise VerificationError("a group with a prologue has no low precision", layer=self.group.name)
-        y, done, rounded = _Anchor(self, operands, precision, per_channel, correction).compute()
+        anchor = _Anchor(self, operands, precision, per_channel, correction)
+        if self.group.kind == "recurrent":
+            values[first.var] = anchor.recurrent(Rounding(flips))
+            return values, 1
+        y, done, rounded = anchor.compute()
         values[self.bindings[done - 1].var] = y
         if rounded is not None:
             values[self.bindings[done].var] = rounded
@@ -241,24 +261,44 @@ class _Anchor:
         rounding behind these where integers are rounded at once."""
         name, kind = self.program.group.name, self.program.group.kind
         if kind == "attention":
-            if self.precision is Precision.INT8:
-                raise PlanError("attention has no INT8 form", layer=name, expected="fp32, fp16 or bf16")
+            self._require_precision()
             return self._attention(), 1, None
         if self.precision is not Precision.INT8:
             operands = [self._rounded(a) for a in self.call.args]
             return evaluate_tensor(self.call, operands, name, self.program.extents), 1, None
         return (self._batched(), 1, None) if kind == "batched_matmul" else self._integer()
 
+    def _require_precision(self) -> None:
+        group = self.program.group
+        if self.precision in LACKING_PRECISIONS[group.kind]:
+            raise PlanError(f"{group.kind} has no {self.precision.upper()} form", layer=group.name)
+
+    def recurrent(self, rounding: Rounding) -> Value:
+        """The results of a recurrent layer."""
+        self._require_precision()
+        form, operands = recurrence_of(self.call), operands_of(self.call)
+        x, w, r = (operands[n] for n in ("x", "w", "r"))
+        products: list[Products]
+        if self.precision is Precision.INT8:
+            levels, qparams = self._centred(x)
+            w_own, r_own = (zip(*self.program.matrix_levels(e, self.per_channel), strict=True) for e in (w, r))
+            products = [IntegerProducts.of(a, b, qparams.scale, rounding) for a, b in zip(w_own, r_own, strict=True)]
+        else:
+            levels = self._rounded(x)
+            weights = zip(self._rounded(w), self._rounded(r), strict=True)
+            products = [RoundedProducts(*own, rounding) for own in weights]
+        tensors = {n: self._real(e) for n, e in operands.items()}
+        return evaluate_layer(form, {**tensors, "x": levels}, products)
+
+    def _real(self, expr: Expr) -> torch.Tensor:
+        return self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
+
     def _rounded(self, expr: Expr) -> torch.Tensor:
-        real = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
-        return round_to(real, self.precision)
+        return round_to(self._real(expr), self.precision)
 
     def _attention(self) -> torch.Tensor:
         q, k, v = (self._rounded(a) for a in self.call.args[:3])
-        bias = None
-        if len(self.call.args) > 3:
-            expr = self.call.args[3]
-            bias = self.program.constants[expr] if isinstance(expr, Constant) else self.operands[expr].real
+        bias = self._real(self.call.args[3]) if len(self.call.args) > 3 else None
         probabilities = torch.softmax(attention_scores(q, k, bias, self.call), dim=-1)
         return torch.matmul(round_to(probabilities, self.precision), v.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
 

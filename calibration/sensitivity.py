@@ -15,21 +15,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from tvm import relax
 
 from ..errors import DataError
-from ..ir import MOVEMENT_KINDS, Group
+from ..ir import EPILOGUE_KINDS, MOVEMENT_KINDS, Group
 from ..operators.semantics import Value
-from ..precision import BFLOAT16, FLOAT16, FP16_BLOCK, Precision, PrecisionPlan, QParams, Storage
+from ..precision import BFLOAT16, FLOAT16, FP16_BLOCK, LACKING_PRECISIONS, Precision, PrecisionPlan, QParams, Storage
 from .evaluator import Evaluator, Inputs
-from .numerics import GroupProgram, Stored, rounded_weights
+from .numerics import GroupProgram, Stored, as_stored, rounded_weights
 from .statistics import TensorStatistics
 
 Progress = Callable[[int, int], None]
 _STORAGE_PRECISIONS = {"float16": Precision.FP16, "bfloat16": Precision.BF16, "uint8": Precision.INT8}
-_STORAGES = {Precision.FP16: FLOAT16, Precision.BF16: BFLOAT16}
+# Kinds that round what they compute inside: probabilities, states.
+_ROUNDING_INSIDE = ("attention", "recurrent")
 # Noise of FP16 products in units of what rounding their operands makes. A sum of k products in float16 is rounded
 # relative to sqrt(k) of them, a product twice relative to one, by the roundings of its operands.
 _FP16_SUMS = 1.0 + (FP16_BLOCK + 1) / 4
@@ -122,6 +124,7 @@ class _BackwardPass:
                  per_channel: bool, has_fp16: bool) -> None:
         self.evaluator = evaluator
         self.scales = scales
+        self.per_channel = per_channel
         floats = [FLOAT16, BFLOAT16] if has_fp16 else [BFLOAT16]
         self.storages = {s.dtype: dict.fromkeys(_float_tensors(evaluator, qparams), s) for s in floats}
         self.storages["uint8"] = {name: Storage("uint8", q) for name, q in qparams.items()}
@@ -137,10 +140,10 @@ class _BackwardPass:
     def _precisions(self, group: Group) -> list[Precision]:
         if not group.exact_inputs:
             return []
-        integer = group.kind != "attention" and all(group.inputs[i] in self.storages["uint8"]
-                                                    for i in group.exact_inputs)
-        return [p for dtype, p in _STORAGE_PRECISIONS.items() if dtype in self.storages
-                and (integer or p is not Precision.INT8)]
+        lacking = set(LACKING_PRECISIONS.get(group.kind, ()))
+        if not all(group.inputs[i] in self.storages["uint8"] for i in group.exact_inputs):
+            lacking.add(Precision.INT8)
+        return [p for dtype, p in _STORAGE_PRECISIONS.items() if dtype in self.storages and p not in lacking]
 
     @staticmethod
     def _weight_error(program: GroupProgram, precision: Precision, per_channel: bool) -> torch.Tensor:
@@ -180,20 +183,19 @@ class _BackwardPass:
             program = copy.copy(program)
             program.constants = {**program.constants, program.weight: self._weight(program)}
         value = program.finish(dict(zip(program.params, edges, strict=True)), 0)
-        if isinstance(value, tuple):
-            return tuple(_differentiable(v) for v in value)
-        value = _differentiable(value)
-        if group.kind == "attention":
-            plain = [e.detach() for e in edges if isinstance(e, torch.Tensor)]
-            _on_gradient(value, lambda g: self._attention(program, plain, g))
-        return value
+        results = tuple(_differentiable(v) for v in (value if isinstance(value, tuple) else (value,)))
+        if group.kind in _ROUNDING_INSIDE:
+            errors = cache(partial(self._errors, program, [e.detach() for e in edges if isinstance(e, torch.Tensor)]))
+            for index, result in enumerate(results):
+                _on_gradient(result, partial(self._add_all, group.name, errors, index))
+        return results if isinstance(value, tuple) else results[0]
 
     def _edge(self, group: Group, index: int, value: Value) -> Value:
         """The tensor as this reader reads it: a view of its own, whose gradient is multiplied with rounding errors."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or group.kind in MOVEMENT_KINDS:
             return value
         tensor, exact = group.inputs[index], index in group.exact_inputs
-        if group.kind == "opaque" or (exact and group.kind == "attention"):
+        if group.kind not in EPILOGUE_KINDS or (exact and group.kind in _ROUNDING_INSIDE):
             return value
         edge, plain = value.view_as(value), value.detach()
 
@@ -221,16 +223,28 @@ class _BackwardPass:
         leaf.register_post_accumulate_grad_hook(multiply)
         return leaf
 
-    def _attention(self, program: GroupProgram, edges: Sequence[torch.Tensor], gradient: torch.Tensor) -> None:
-        """Attention rounds inside, its probabilities: its error is taken where it leaves the group."""
-        exact = program.group.exact_inputs
-        with torch.no_grad():
-            plain = program.compute([Stored.of(e, Storage("float32")) for e in edges], Precision.FP32)
-            for precision in self.precisions[program.group.name]:
-                storage = _STORAGES[precision]
-                stored = [Stored.of(e, storage if i in exact else Storage("float32")) for i, e in enumerate(edges)]
-                error = program.compute(stored, precision) - plain  # type: ignore[operator]
-                self._add((program.group.name, precision), gradient, error)
+    @torch.no_grad()
+    def _errors(self, program: GroupProgram, edges: Sequence[torch.Tensor]) -> dict[Precision, list[torch.Tensor]]:
+        """By precision, what a group that rounds inside lacks to FP32 where its results leave it."""
+        group = program.group
+
+        def results(precision: Precision, stored: Sequence[Stored]) -> tuple[torch.Tensor, ...]:
+            value = program.compute(stored, precision, per_channel=self.per_channel)
+            return value if isinstance(value, tuple) else (value,)
+
+        plain, errors = [as_stored(e) for e in edges], {}
+        exact = results(Precision.FP32, plain)
+        for precision in self.precisions[group.name]:
+            storages = self.storages[precision.storage_dtype]
+            stored = [Stored.of(e, storages[group.inputs[i]]) if i in group.exact_inputs else plain[i]
+                      for i, e in enumerate(edges)]
+            errors[precision] = [a - b for a, b in zip(results(precision, stored), exact, strict=True)]
+        return errors
+
+    def _add_all(self, name: str, errors: Callable[[], dict[Precision, list[torch.Tensor]]], index: int,
+                 gradient: torch.Tensor) -> None:
+        for precision, error in errors().items():
+            self._add((name, precision), gradient, error[index])
 
     def _add(self, key: _Key, gradient: torch.Tensor, error: torch.Tensor) -> None:
         product = float((gradient * error).sum(dtype=torch.float64))

@@ -17,6 +17,11 @@ FAKE_QUANTIZE = "narrowcast.fake_quantize"
 # The longest sum of products u8 · s8 that fits 32 bits.
 LONGEST_INT8_SUM = (2**31 - 1) // (255 * 128)
 
+# A recurrent layer's state in INT8, quantized anew at every step: ``round(state · 127 / absmax)``, stored with this
+# zero point; ``absmax`` counts as at least so much.
+STATE_LEVELS, STATE_ZERO_POINT = 127, 128
+LEAST_STATE = 1e-30
+
 # The level that the largest weight of a channel has, in the order of preference.
 _LARGEST = (127, 128, *range(126, 0, -1))
 # How far a weight may be from a level, in levels: float32's rounding of weights and scales, at most 2**-15, twice.
@@ -117,6 +122,14 @@ def quantize_weights(weights: np.ndarray, channel_axis: int = -1, *,
     along = scales.reshape(-1, *(1,) * (weights.ndim - 1))
     levels = np.clip(np.rint(by_channel / along), low, 127).astype(np.int8)
     return np.moveaxis(levels, 0, channel_axis), np.broadcast_to(scales, (channels,)).copy()
+
+
+def quantize_matrices(weights: np.ndarray, *, per_channel: bool) -> tuple[np.ndarray, np.ndarray]:
+    """``quantize_weights`` of every matrix of [matrices, rows, depth], whose rows are the channels: int8 of the same
+    shape, and float32 scales [matrices, rows]."""
+    found = [quantize_weights(matrix, 0, per_channel=per_channel) for matrix in weights]
+    levels, scales = (np.stack(arrays) for arrays in zip(*found, strict=True))
+    return levels, scales
 
 
 def weight_scales(rows: np.ndarray) -> np.ndarray | None:

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 from ..ir import (
+    EPILOGUE_KINDS,
     GraphBuilder,
     op_bindings,
     op_name,
@@ -24,8 +25,6 @@ from ..ir import (
 )
 from .base import Refusal
 from .kinds import INDEXING, classify
-
-WITHOUT_EPILOGUE = ("movement", "opaque")
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,10 @@ class _Partition:
         kind = self.kinds[anchor.var]
         if kind == "movement":
             members = self._grow_movement(anchor)
-        elif kind in WITHOUT_EPILOGUE:
-            members = [anchor]
-        else:
+        elif kind in EPILOGUE_KINDS:
             members = self._grow_epilogue(anchor)
+        else:
+            members = [anchor]
         self.taken.update(b.var for b in members)
         return _GroupDraft(kind, tuple(members))
 

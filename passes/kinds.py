@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 
 from ..ir import Constant, Expr, dims_of, dtype_of, is_number, op_name, shape_of, variables_of
+from ..operators.recurrent import is_recurrent, operands_of
 
 ELEMENTWISE = frozenset({
     *(f"relax.{name}" for name in (
@@ -41,6 +42,8 @@ def classify(call: Expr) -> tuple[str, str]:
     name = op_name(call)
     if name is None:
         return "opaque", "not a call of an operator"
+    if is_recurrent(name):
+        return _recurrent(call)
     reason = _not_float(call)
     if reason:
         return "opaque", reason
@@ -101,6 +104,17 @@ def _matmul(call: relax.Call) -> tuple[str, str]:
     if not isinstance(right, Constant):
         return "batched_matmul", ""
     return ("matmul", "") if len(dims_of(right)) == 2 else ("opaque", "the constant right side is not a matrix")
+
+
+def _recurrent(call: relax.Call) -> tuple[str, str]:
+    operands = operands_of(call)
+    if not all(isinstance(operands[n], Constant) for n in ("w", "r", "projection") if n in operands):
+        return "opaque", "a weight is computed at run time"
+    if not isinstance(operands["x"], relax.Var):
+        return "opaque", "the sequence is constant"
+    if any(operands["x"].same_as(operand) for name, operand in operands.items() if name != "x"):
+        return "opaque", "the sequence is another operand as well"
+    return "recurrent", ""
 
 
 def _attention(call: relax.Call) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from ..errors import CompileError, VerificationError
-from ..ir import GROUP_KINDS, Group, dtype_of, groups_of, op_bindings, outputs_of, same_dims
+from ..ir import GROUP_KINDS, SINGLE_KINDS, Group, dtype_of, groups_of, op_bindings, outputs_of, same_dims
 from .kinds import classify
 
 
@@ -18,7 +18,8 @@ class VerifyGroupedForm:
 
     Requires: ``main`` calls private functions with attributes ``Primitive`` and ``group`` on variables, or gets items
     of their tuples; every group's name is the name of an op of its function, the op's kind is the group's; epilogue ops
-    are elementwise and keep the anchor's shape; the group has one result, float32 unless it is opaque.
+    are elementwise and keep the anchor's shape; the group has one result, float32 unless its kind is one of
+    ``SINGLE_KINDS``.
     Ensures: the same.
     """
 
@@ -71,8 +72,8 @@ def _group_problem(group: Group) -> str:
             return "the results are not the elements of the last op's tuple"
     elif len(results) != 1 or not results[0].same_as(bindings[-1].var):
         return "the result is not the last op's"
-    if group.kind == "opaque":
-        return "" if len(calls) == 1 else "an opaque group has one op"
+    if group.kind in SINGLE_KINDS:
+        return "" if len(calls) == 1 else f"{group.kind} groups have one op"
     if dtype_of(results[0]) != "float32":
         return "the result is not float32"
     return _rest_problem(group, anchors[0])

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -224,6 +225,17 @@ def test_concat_in_uint8_needs_shared_parameters(shared):
 def test_opaque_groups_read_and_write_float32():
     answer = assign(conv("a", "x"), other("lstm", "opaque", "a"), conv("b", "lstm"), cast_us={("lstm", U): 2.0})
     assert answer.stores["a"] == (F,) and answer.stores["lstm"] == (F,) and answer.casts["lstm"] == (U,)
+
+
+def test_recurrent_layers_read_what_they_multiply_in_their_precision_and_states_in_float32():
+    layer = GroupOptions("lstm", "recurrent", {FP32: 90.0, INT8: 30.0}, ("a", "state"), ("a",), {INT8: 1.0},
+                         native=("float32", "float32"))
+    problem = Problem((conv("a", "x"), conv("state", "x"), layer, conv("b", "hidden")), ("b",),
+                      frozenset({"x", "a", "state", "hidden", "b"}), cast_us={("hidden", U): 2.0})
+    answer = solve(problem)
+    assert answer.precisions["lstm"] is INT8 and answer.stores["a"] == (U,) and answer.stores["state"] == (F,)
+    assert answer.casts["hidden"] == (U,) and not layer.has_epilogue
+    assert solve(replace(problem, forced={"lstm": FP32})).stores["a"] == (F,)
 
 
 def test_integer_tensors_take_no_part():

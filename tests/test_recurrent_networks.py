@@ -13,6 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import narrowcast
+from narrowcast.backends.target import Target
+from narrowcast.calibration.evaluator import Evaluator
+from narrowcast.frontends import import_model
+from narrowcast.passes import run_pipeline
+from narrowcast.verification import kernel_agreement
 
 EPS = float(np.finfo(np.float32).eps)
 # Sums of about 20 products of at most about 1, over steps that damp what came before.
@@ -44,6 +49,27 @@ def test_a_module_with_dynamic_steps_and_batch(layer: type[nn.RNNBase], tmp_path
         with torch.no_grad():
             expected = model(x)
         torch.testing.assert_close(loaded(x), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("layer", "precision"), [(nn.LSTM, "int8"), (nn.GRU, "int8"), (nn.LSTM, "bf16")])
+def test_a_module_in_lower_precision(layer: type[nn.RNNBase], precision: str) -> None:
+    target = Target.parse("cpu")
+    if narrowcast.Precision(precision) not in target.precisions():
+        pytest.skip(f"this CPU has no {precision} multiply-add")
+    torch.manual_seed(0)
+    model = Tagger(layer).eval()
+    data = torch.randn(16, 9, 8)
+    program = narrowcast.compile(model, precision=precision, data=data, example_inputs=data[:1])
+    recurrent = [d for d in program.plan.decisions if d.kind == "recurrent"]
+    assert [d.precision for d in recurrent] == [narrowcast.Precision(precision)] * 2
+    mod = run_pipeline(import_model(model, data[:1]).mod)
+    agreements = kernel_agreement(mod, program.plan, target, [data[:1].numpy()])
+    assert [a.detail for a in agreements if not a.ok] == [] and "recurrent" in {a.kind for a in agreements}
+    evaluator = Evaluator(mod)
+    for x in data[:4, None]:
+        (expected,), (exact,) = evaluator.run_outputs([x], program.plan), evaluator.run_outputs([x])
+        rounding = float((expected - exact).abs().max())
+        assert float((program(x) - expected).abs().max()) <= rounding / 4, "much closer than FP32 is"
 
 
 def test_a_file_with_dynamic_steps_and_batch_and_lengths(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ BUILDERS = {
     "pool": ("pooling", "build_pool"),
     "elementwise": ("elementwise", "build_elementwise"),
     "movement": ("movement", "build_movement"),
+    "recurrent": ("recurrent", "build_recurrent"),
     "opaque": ("legalized", "build_opaque"),
 }
 
@@ -45,7 +46,7 @@ def emit(request: KernelRequest, capabilities: Capabilities, threads: int) -> Ke
     if computes_nothing(request):
         return build_nothing(request)
     if kind == "opaque" and is_recurrent(op_name(request.group.bindings[0].value)):
-        return _builder("recurrent", "build_recurrent")(request, capabilities, threads)
+        return _builder(*BUILDERS["recurrent"])(request, capabilities, threads)
     if kind == "opaque" and op_name(request.group.bindings[0].value) == linear_attention.NAME:
         return _builder("linear_attention", "build_linear_attention")(request, capabilities, threads)
     return _builder(*BUILDERS[kind])(request, capabilities, threads)

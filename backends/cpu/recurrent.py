@@ -17,17 +17,22 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...dims import Dim, simplified
+from ...errors import PlanError
 from ...ir import Constant, Expr, constant_value, dims_of, shape_of
+from ...operators.quantization import STATE_ZERO_POINT, quantize_matrices
 from ...operators.recurrent import Activation, Recurrence, operands_of, recurrence_of
+from ...precision import Precision
 from ..target import Capabilities
-from .isa import bind, copy_run, fill_run
+from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run
 from .kernel import Kernel, KernelRequest, declare_parameters
 from .loops import Loops, task_loop
-from .recurrent_cells import Cell, Row, States, Weights, emit_products, slots_of
+from .packing import as_operand
+from .recurrent_cells import Cell, States, slots_of
 from .recurrent_packing import Packing
+from .recurrent_products import Factors, Matrix, Operands, Row, Vectors, emit_products
 from .signature import input_index
 from .vector_math import Vector, splat
-from .vector_memory import Index, flat_view, store
+from .vector_memory import Index, flat_view, import_conversions, store
 
 # Steps whose inputs are multiplied together.
 _CHUNK = 16
@@ -68,15 +73,17 @@ class _Sizes:
 class _Layer:
     """What the kernel reads and writes: flat buffers by the operands' names, packed operands, outputs.
 
-    loops : over tasks and, where there is only one, over the blocks of its products.
+    loops : over tasks and, where there is only one, over the blocks of its products. features : of the target.
     """
 
     form: Recurrence
     sizes: _Sizes
     tensors: Mapping[str, tirx.Buffer]
-    weights: Mapping[str, Weights]
+    matrices: Mapping[str, Matrix]
+    vectors: Mapping[str, Vectors]
     outputs: tuple[tirx.Buffer, ...]
     loops: Loops
+    features: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -102,39 +109,94 @@ class _Task:
 
 
 def build_recurrent(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
-    """The kernel of a group that is one recurrent layer; float32 in and out. Weights may be constants or tensors."""
+    """The kernel of a group that is one recurrent layer: the sequence in the precision's storage, float32 beside it and
+    out. In FP32 weights may be constants or tensors; else w, r and a projection are constants."""
     call = request.group.bindings[0].value
     form, operands = recurrence_of(call), operands_of(call)
     loops = Loops.of(request, capabilities, threads)
-    sizes = _sizes_of(form, operands, loops)
-    packings = {n: p for n, p in _packings(form, sizes).items() if n in operands}
-    arrays = {n: packings[n].pack(constant_value(o)) if n in packings else np.ascontiguousarray(constant_value(o))
-              for n, o in operands.items() if isinstance(o, Constant)}
+    multiply = arithmetic(request.precision, capabilities)
+    kinds = {"w": multiply, "r": multiply, "projection": arithmetic(Precision.FP32, capabilities)}
+    sizes = _sizes_of(form, operands, loops, _rows_together(form, multiply, capabilities))
+    packings = {n: p for n, p in _packings(form, sizes, multiply.depth).items() if n in operands}
+    arrays = _constants(request, operands, packings, kinds)
     with IRBuilder() as builder, T.prim_func():
         parameters = declare_parameters(request, list(arrays.values()))
+        import_conversions(capabilities.features)
         tensors = {n: flat_view(c) for n, c in zip(arrays, parameters.constants, strict=True)}
         for name in operands.keys() - arrays.keys():
             tensors[name] = flat_view(parameters.inputs[input_index(request, operands[name])])
-        weights = {n: Weights(p, tensors[n] if n in arrays else p.emit_pack(tensors[n], loops))
-                   for n, p in packings.items()}
-        _emit(_Layer(form, sizes, tensors, weights, tuple(map(flat_view, parameters.outputs)), loops))
+        packed = {n: tensors[n] if n in arrays else p.emit_pack(tensors[n], loops) for n, p in packings.items()}
+        matrices = {n: Matrix(packings[n], packed[n], kind, *(
+            Vectors(packings[n].by_row, tensors[part]) if part in arrays else None for part in _parts_of(n)))
+            for n, kind in kinds.items() if n in packings}
+        vectors = {n: Vectors(p, packed[n]) for n, p in packings.items() if n not in kinds}
+        outputs = tuple(map(flat_view, parameters.outputs))
+        with multiply.helpers():
+            _emit(_Layer(form, sizes, tensors, matrices, vectors, outputs, loops, capabilities.features))
     return Kernel(builder.get(), tuple(arrays.values()), request.typically(_macs(form, sizes)),
                   tuple(request.group.symbols))
 
 
-def _sizes_of(form: Recurrence, operands: Mapping[str, Expr], loops: Loops) -> _Sizes:
+def _constants(request: KernelRequest, operands: Mapping[str, Expr], packings: Mapping[str, Packing],
+               kinds: Mapping[str, Arithmetic]) -> dict[str, np.ndarray]:
+    """The constant operands as the kernel takes them, and where they are levels their ``starts`` and ``units``."""
+    found: dict[str, np.ndarray] = {}
+    for name, operand in operands.items():
+        if not isinstance(operand, Constant):
+            continue
+        values = constant_value(operand)
+        if name not in packings:
+            found[name] = np.ascontiguousarray(values)
+        elif name not in kinds:
+            found[name] = packings[name].pack_vectors(values)
+        elif kinds[name].precision is not Precision.INT8:
+            found[name] = packings[name].pack(as_operand(values, kinds[name].precision), kinds[name])
+        else:
+            found |= _levels(request, name, values, packings[name], kinds[name])
+    return found
+
+
+def _levels(request: KernelRequest, name: str, values: np.ndarray, packing: Packing,
+            multiply: Arithmetic) -> dict[str, np.ndarray]:
+    """An INT8 operand. The scale of the sequence is part of the units; that of a state is known at every step."""
+    levels, units = quantize_matrices(values, per_channel=request.per_channel)
+    zero_point = STATE_ZERO_POINT
+    if name == "w":
+        qparams = request.inputs[request.group.exact_inputs[0]].qparams
+        if qparams is None:
+            raise PlanError("an INT8 operand must be stored in uint8", layer=request.group.name)
+        zero_point, units = qparams.zero_point, units * np.float32(qparams.scale)
+    starts = -zero_point * levels.astype(np.int32).sum(axis=-1, dtype=np.int32)
+    vectors = (packing.by_row.pack_vectors(numbers) for numbers in (starts, units))
+    return {name: packing.pack(levels, multiply), **dict(zip(_parts_of(name), vectors, strict=True))}
+
+
+def _parts_of(name: str) -> tuple[str, str]:
+    """The names of an INT8 operand's ``starts`` and ``units``."""
+    return f"{name}.starts", f"{name}.units"
+
+
+def _rows_together(form: Recurrence, multiply: Arithmetic, capabilities: Capabilities) -> int:
+    """Rows of a product whose sums, for all gates, fit into the registers beside what is multiplied."""
+    most = max(1, min(8, multiply.lanes // form.gates))
+    fitting = (n for n in range(1, most + 1) if multiply.registers(n, form.gates) <= capabilities.registers)
+    return max(fitting, default=1)
+
+
+def _sizes_of(form: Recurrence, operands: Mapping[str, Expr], loops: Loops, rows: int) -> _Sizes:
     steps, batch, _ = dims_of(operands["x"])
     _, outputs, inputs = shape_of(operands["w"])
     lanes, usual = loops.vector_bytes // 4, loops.typically(batch)
-    # Sums of four gates of four samples leave registers of AVX-512 for the weights; AVX2 has half as many.
-    rows = max(1, min(8, lanes // form.gates))
     own = max(1, min(usual, -(-usual * form.directions // loops.threads)))  # samples for each thread, in equal tiles
     tile = 1 if "lengths" in operands else -(-own // -(-own // rows))
     return _Sizes(steps, batch, inputs, outputs // form.gates, shape_of(operands["r"])[2], lanes, rows, tile)
 
 
-def _packings(form: Recurrence, s: _Sizes) -> dict[str, Packing]:
-    """How every packed operand is laid out; biases are packed as the sums' first values, one vector a slot."""
+def _packings(form: Recurrence, s: _Sizes, step: int) -> dict[str, Packing]:
+    """How every packed operand is laid out; biases are packed as the sums' first values, one vector a slot.
+
+    step : elements that a multiply-add with w or r takes.
+    """
     gates = [g * s.hidden for g in range(form.gates)]
     biases: list[tuple[int, ...]] = [(g, form.gates * s.hidden + g) for g in gates]
     if slots_of(form) > form.gates:
@@ -142,8 +204,8 @@ def _packings(form: Recurrence, s: _Sizes) -> dict[str, Packing]:
     rows, lanes, directions = form.gates * s.hidden, s.lanes, form.directions
     single = tuple((g,) for g in gates)
     return {
-        "w": Packing(directions, single, s.hidden, rows, s.inputs, lanes),
-        "r": Packing(directions, single, s.hidden, rows, s.state, lanes),
+        "w": Packing(directions, single, s.hidden, rows, s.inputs, lanes, step),
+        "r": Packing(directions, single, s.hidden, rows, s.state, lanes, step),
         "b": Packing(directions, tuple(biases), s.hidden, 2 * rows, 1, lanes),
         "peepholes": Packing(directions, single[:3], s.hidden, 3 * s.hidden, 1, lanes),
         "projection": Packing(directions, ((0,),), s.state, s.state, s.hidden, lanes),
@@ -192,7 +254,8 @@ def _emit_directions(layer: _Layer, direction: Index, first: Index, samples: int
 
 
 def _cell(layer: _Layer, activations: tuple[Activation, ...]) -> Cell:
-    return Cell(layer.form, activations, layer.weights, layer.sizes.blocks, layer.sizes.lanes, layer.loops)
+    s = layer.sizes
+    return Cell(layer.form, activations, layer.matrices, layer.vectors, s.blocks, s.lanes, layer.loops)
 
 
 def _emit_task(layer: _Layer, cell: Cell, direction: Index, first: Index, samples: int) -> None:
@@ -234,7 +297,8 @@ def _initial_states(task: _Task) -> States:
         elif name in layer.tensors:
             _read(task, name, buffers[name], width)
     scratch = T.alloc_buffer((task.samples * widths["c0"],), "float32")
-    return States(task.samples, buffers["h0"], buffers["c0"], scratch)
+    operands = Operands.allocate(layer.matrices["r"], task.samples, layer.features)
+    return States(task.samples, buffers["h0"], buffers["c0"], scratch, operands)
 
 
 def _read(task: _Task, name: str, state: tirx.Buffer, width: int) -> None:
@@ -252,20 +316,21 @@ def _input_products(task: _Task, sums: tirx.Buffer, begin: Index, count: Index, 
     The last ones go beyond the chunk where its steps do not divide; they read its last step again.
     """
     layer, cell, s = task.layer, task.cell, task.layer.sizes
-    biases, pairs = layer.weights.get("b"), [(g, g) for g in range(layer.form.gates)]
+    biases, pairs = layer.vectors.get("b"), [(g, g) for g in range(layer.form.gates)]
 
     def initial(slot: int, block: Index) -> Vector:
-        return splat(0.0, s.lanes) if biases is None else biases.vector(task.direction, block, 0, slot)
+        return splat(0.0, s.lanes) if biases is None else biases.at(task.direction, block, slot)
 
-    work = s.chunk * task.samples * layer.weights["w"].packing.size // (layer.form.directions * s.lanes)
+    work = s.chunk * task.samples * layer.matrices["w"].packing.vectors
     with task_loop(s.blocks, work, layer.loops) as block, T.serial(-(-count // together)) as group:
         rows = []
         for step in (group * together + j for j in range(together)):
             time = task.time(begin + (step if together == 1 else T.min(step, count - 1)))
             for i in range(task.samples):
                 source = bind("row", (time * s.batch + task.first + i) * s.inputs)
-                rows.append(Row(layer.tensors["x"], source, sums, (step * task.samples + i) * cell.pitch, cell.slots))
-        emit_products(rows, layer.weights["w"], task.direction, block, pairs, lambda row, slot: initial(slot, block))
+                factors = Factors(layer.tensors["x"], source)
+                rows.append(Row(factors, sums, (step * task.samples + i) * cell.pitch, cell.slots))
+        emit_products(rows, layer.matrices["w"], task.direction, block, pairs, lambda row, slot: initial(slot, block))
         for slot in range(layer.form.gates, cell.slots):
             for row in rows:
                 store(sums, row.at + (block * cell.slots + slot) * s.lanes, initial(slot, block))

@@ -1,11 +1,12 @@
 """One step of a recurrent layer for a tile of samples: products with the states, then the cell's own arithmetic.
 
-The products are added in place to what the input gave, for all units; only then the states are overwritten.
+The products are added in place to what the input gave, for all units; only then the states are overwritten. Below FP32
+the states are rounded to operands before they are multiplied (``recurrent_products.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -14,12 +15,10 @@ from tvm.script.ir_builder import tirx as T
 from ...operators.recurrent import Activation, Recurrence
 from . import vector_math as vm
 from .loops import Loops, task_loop
-from .recurrent_packing import Packing
+from .recurrent_products import Factors, Matrix, Operands, Row, Vectors, emit_products
 from .vector_math import Vector, bound, fma, splat
 from .vector_memory import Index, load, store
 
-# Independent sums that hide the latency of a multiply-add.
-_SUMS = 8
 # How much more work than a whole kernel a step must be for threads to share it: they meet again after every product.
 _LAUNCHES = 4
 
@@ -51,69 +50,18 @@ def activate(x: Vector, activation: Activation, clip: float | None = None) -> Ve
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A packed operand in a flat buffer."""
-
-    packing: Packing
-    buffer: tirx.Buffer
-
-    def vector(self, direction: Index, block: Index, k: Index = 0, gate: int = 0) -> Vector:
-        return load(self.buffer, self.packing.at(direction, block, k, gate), self.packing.lanes)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a product: its factors lie in ``source`` from ``begin`` on, its sums go to ``target`` from ``at`` on,
-    ``slots`` vectors for every block of units."""
-
-    source: tirx.Buffer
-    begin: Index
-    target: tirx.Buffer
-    at: Index
-    slots: int
-
-
-def emit_products(rows: Sequence[Row], weights: Weights, direction: Index, block: Index,
-                  pairs: Sequence[tuple[int, int]], initial: Callable[[Row, int], Vector]) -> None:
-    """``target[slot] = initial(row, slot) + source · weights[gate]`` for one block of units and every (gate, slot)."""
-    lanes, depth = weights.packing.lanes, weights.packing.depth
-    split = max(1, min(_SUMS // (len(rows) * len(pairs)), depth))
-    sums = {}
-    for r, row in enumerate(rows):
-        for gate, slot in pairs:
-            for s in range(split):
-                sums[r, gate, s] = total = T.alloc_buffer((lanes,), "float32")
-                store(total, 0, initial(row, slot) if s == 0 else splat(0.0, lanes))
-
-    def step(k: Index, s: int) -> None:
-        vectors = {gate: bound(weights.vector(direction, block, k, gate)) for gate, _ in pairs}
-        for r, row in enumerate(rows):
-            factor = bound(splat(row.source[row.begin + k], lanes))
-            for gate, _ in pairs:
-                store(sums[r, gate, s], 0, fma(factor, vectors[gate], load(sums[r, gate, s], 0, lanes)))
-
-    with T.serial(depth // split) as group:
-        for s in range(split):
-            step(group * split + s, s)
-    for s in range(depth % split):
-        step(depth // split * split + s, s)
-    for r, row in enumerate(rows):
-        for gate, slot in pairs:
-            total = load(sums[r, gate, 0], 0, lanes)
-            for s in range(1, split):
-                total = total + load(sums[r, gate, s], 0, lanes)
-            store(row.target, row.at + (block * row.slots + slot) * lanes, total)
-
-
-@dataclass(frozen=True)
 class States:
     """The states of a tile's samples, each padded to whole vectors: hidden [samples][state], cell and scratch (what a
-    reset or a projection reads) [samples][hidden]."""
+    reset or a projection reads) [samples][hidden].
+
+    operands : where what is multiplied with r lies.
+    """
 
     samples: int
     hidden: tirx.Buffer
     cell: tirx.Buffer
     scratch: tirx.Buffer
+    operands: Operands
 
 
 @dataclass(frozen=True)
@@ -121,14 +69,15 @@ class Cell:
     """The arithmetic of one direction's steps.
 
     activations : of the gates, the candidate and the output.
-    weights : packed operands by name: r, and where the layer has them peepholes and projection.
+    matrices, vectors : packed operands by name: r, and where the layer has them peepholes and projection.
     blocks : vectors that hold the hidden units.
     loops : over the blocks of a product.
     """
 
     form: Recurrence
     activations: tuple[Activation, ...]
-    weights: Mapping[str, Weights]
+    matrices: Mapping[str, Matrix]
+    vectors: Mapping[str, Vectors]
     blocks: int
     lanes: int
     loops: Loops
@@ -149,13 +98,12 @@ class Cell:
         {"lstm": self._lstm, "gru": self._gru, "rnn": self._rnn}[self.form.cell](direction, states, sums, at)
 
     def _products(self, direction: Index, states: States, source: tirx.Buffer, target: tuple[tirx.Buffer, Index],
-                  pairs: Sequence[tuple[int, int]]) -> None:
+                  pairs: list[tuple[int, int]]) -> None:
         """Add the products of r with ``source`` [samples][state] to the sums."""
-        r, (sums, at) = self.weights["r"], target
-        pitch = -(-r.packing.depth // self.lanes) * self.lanes
-        rows = [Row(source, i * pitch, sums, at + i * self.pitch, self.slots)
-                for i in range(states.samples)]
-        work = states.samples * r.packing.size // (self.form.directions * self.lanes * _LAUNCHES)
+        r, (sums, at) = self.matrices["r"], target
+        factors = states.operands.emit(source, states.samples)
+        rows = [Row(factor, sums, at + i * self.pitch, self.slots) for i, factor in enumerate(factors)]
+        work = states.samples * r.packing.vectors // _LAUNCHES
         with task_loop(self.blocks, work, self.loops) as block:
             emit_products(rows, r, direction, block, pairs, lambda row, slot: load(
                 sums, row.at + (block * self.slots + slot) * self.lanes, self.lanes))
@@ -172,12 +120,12 @@ class Cell:
     def _lstm(self, direction: Index, states: States, sums: tirx.Buffer, at: Index) -> None:
         self._products(direction, states, states.hidden, (sums, at), [(g, g) for g in range(4)])
         clip, (gate, candidate, output) = self.form.clip, self.activations
-        peepholes = self.weights.get("peepholes")
-        target = states.scratch if "projection" in self.weights else states.hidden
+        peepholes = self.vectors.get("peepholes")
+        target = states.scratch if "projection" in self.matrices else states.hidden
 
         def body(vectors: list[Vector], unit: Index, block: Index) -> None:
             def seen(x: Vector, number: int, cell: Vector) -> Vector:
-                return x if peepholes is None else fma(peepholes.vector(direction, block, 0, number), cell, x)
+                return x if peepholes is None else fma(peepholes.at(direction, block, number), cell, x)
 
             i, o, f, g = vectors
             old = bound(load(states.cell, unit, self.lanes))
@@ -188,14 +136,14 @@ class Cell:
             store(target, unit, activate(seen(o, 1, new), gate, clip) * activate(new, output))
 
         self._for_each_block(states, sums, at, body)
-        if "projection" in self.weights:
+        if "projection" in self.matrices:
             self._project(direction, states)
 
     def _project(self, direction: Index, states: States) -> None:
         """The hidden states as products of the outputs, which lie in the scratch."""
-        projection = self.weights["projection"]
+        projection = self.matrices["projection"]
         blocks, pitch = projection.packing.blocks, self.blocks * self.lanes
-        rows = [Row(states.scratch, i * pitch, states.hidden, i * blocks * self.lanes, 1)
+        rows = [Row(Factors(states.scratch, i * pitch), states.hidden, i * blocks * self.lanes, 1)
                 for i in range(states.samples)]
         with T.serial(blocks) as block:
             emit_products(rows, projection, direction, block, [(0, 0)], lambda row, slot: splat(0.0, self.lanes))

@@ -121,12 +121,16 @@ def encode(value: Vector, storage: Storage, features: frozenset[str]) -> Vector:
 
 
 def _quantize(value: Vector, storage: Storage) -> Vector:
-    """uint8 from float32 in four or five instructions: multiply, raise to the lowest value, convert (rounds to nearest
-    even), add the zero point, narrow with unsigned saturation. NaN becomes the lowest value; what is too large for
-    int32 converts to 2^31 and saturates."""
+    """uint8 from float32 in four or five instructions."""
     assert storage.qparams is not None
-    lanes, zero_point = lanes_of(value), storage.qparams.zero_point
-    scaled = bound(value * splat(storage.qparams.inverse_scale, lanes))
+    return to_levels(value * splat(storage.qparams.inverse_scale, lanes_of(value)), storage.qparams.zero_point)
+
+
+def to_levels(scaled: Vector, zero_point: int) -> Vector:
+    """uint8 from float32 steps: raise to the lowest value, convert (rounds to nearest even), add the zero point, narrow
+    with unsigned saturation. NaN becomes the lowest value; what is too large for int32 converts to 2^31 and
+    saturates."""
+    scaled, lanes = bound(scaled), lanes_of(scaled)
     lowest = splat(float(-zero_point), lanes)
     integer = T.call_llvm_pure_intrin(vector_type("int32", lanes), "llvm.lrint",
                                       T.Select(lowest < scaled, scaled, lowest))

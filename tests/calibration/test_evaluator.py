@@ -9,9 +9,12 @@ import tvm
 
 from narrowcast.calibration.calibrators import MinMax, calibrate
 from narrowcast.calibration.evaluator import Evaluator, fp32_plan
+from narrowcast.calibration.numerics import Stored, as_stored
 from narrowcast.calibration.statistics import Statistics
 from narrowcast.errors import DataError, PlanError
+from narrowcast.ir import EPILOGUE_KINDS
 from narrowcast.operators import reference
+from narrowcast.operators.recurrent import operands_of
 from narrowcast.precision import BFLOAT16, FLOAT32, Decision, Precision, PrecisionPlan, QParams, Storage
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 8, 8, 3)).astype(np.float32))
@@ -44,12 +47,11 @@ def full_plan(evaluator: Evaluator, precision: Precision, qparams: dict[str, QPa
     decisions = []
     for group in evaluator.groups:
         computes = group.exact_inputs and not (group.kind == "attention" and precision is Precision.INT8)
-        movement, opaque = group.kind == "movement", group.kind == "opaque"
-        stores = (FLOAT32,) if movement or opaque else (FLOAT32, low(group.name))
+        stores = (FLOAT32, low(group.name)) if group.kind in EPILOGUE_KINDS else (FLOAT32,)
         decisions.append(Decision(group.name, group.kind, precision if computes else Precision.FP32, "test", stores,
                                   per_channel))
     casts = {name: (low(name),) for name in qparams
-             if name not in {d.op for d in decisions if d.kind not in ("movement", "opaque")}}
+             if name not in {d.op for d in decisions if d.kind in EPILOGUE_KINDS}}
     return PrecisionPlan(tuple(decisions), casts)
 
 
@@ -167,3 +169,34 @@ def test_groups_of_tuples(recurrent: tvm.IRModule) -> None:
     assert result.materialised["squeeze", "uint8"].dtype == torch.uint8
     assert result.outputs[1].dtype == torch.int64
     torch.testing.assert_close(result.outputs[0], found[0], rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_recurrent_layers_round_weights_and_states(recurrent: tvm.IRModule, per_channel: bool) -> None:
+    """One LSTM step by step in float64 on levels; what is rounded otherwise lies an order of magnitude further away."""
+    program = Evaluator(recurrent).programs["lstm"]
+    operands = operands_of(program.group.anchor.value)
+    w, r, b = (program.constants[operands[n]][0].double().numpy() for n in ("w", "r", "b"))
+    sequence = torch.from_numpy(np.random.default_rng(2).standard_normal((5, 1, 3)).astype(np.float32))
+    qparams = QParams.from_range(float(sequence.min()), float(sequence.max()))
+    x = Stored.of(sequence, Storage("uint8", qparams))
+    found = program.compute([x], Precision.INT8, per_channel=per_channel)
+    rows, exact = held_matrix(w, per_channel), program.compute([as_stored(sequence)], Precision.FP32)
+    recurrent_rows, h, c, states = held_matrix(r, per_channel), np.zeros(6), np.zeros(6), []
+    for step in x.real.double().numpy()[:, 0]:
+        scale = max(np.abs(h).max(), 1e-30) / 127
+        total = rows @ step + recurrent_rows @ (np.rint(h / scale) * scale) + b[:24] + b[24:]
+        i, o, f = (1 / (1 + np.exp(-gate)) for gate in np.split(total, 4)[:3])
+        c = f * c + i * np.tanh(total[18:])
+        h = o * np.tanh(c)
+        states.append(h)
+    assert isinstance(found, tuple) and isinstance(exact, tuple)
+    np.testing.assert_allclose(found[0][:, 0, 0].numpy(), states, rtol=0, atol=32 * np.finfo(np.float32).eps)
+    assert float((exact[0] - found[0]).abs().max()) > 1e-4
+
+
+def held_matrix(weights: np.ndarray, per_channel: bool) -> np.ndarray:
+    """What remains of a matrix in INT8, by row or with one scale."""
+    scales = np.abs(weights).max(axis=1, keepdims=True) / 127
+    scales = scales if per_channel else np.full_like(scales, scales.max())
+    return np.rint(weights / scales) * scales

@@ -165,6 +165,16 @@ def test_groups_without_parameters_have_no_int8(conv: Prepared) -> None:
     assert ("image", "uint8") not in found.storage
 
 
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.INT8])
+def test_predicts_the_noise_of_a_recurrent_layer(recurrent: tvm.IRModule, precision: Precision) -> None:
+    rng = np.random.default_rng(0)
+    prepared = Prepared(recurrent, [[torch.from_numpy(rng.standard_normal((5, 1, 4)).astype(np.float32))]
+                                    for _ in range(SAMPLES)])
+    found = prepared.estimate(draws=DRAWS, precisions=tuple(Precision))
+    assert_predicts(found.compute["lstm", precision], prepared.measure(prepared.only_compute("lstm", precision)))
+    assert ("lstm", Precision.FP16) not in found.compute
+
+
 def test_noise_passes_through_a_recurrent_layer(recurrent: tvm.IRModule) -> None:
     rng = np.random.default_rng(0)
     prepared = Prepared(recurrent, [[torch.from_numpy(rng.standard_normal((5, 1, 4)).astype(np.float32))]

@@ -13,6 +13,7 @@ from tvm import relax
 
 from narrowcast import ir
 from narrowcast.errors import CompileError
+from narrowcast.operators.recurrent import Recurrence, recurrent_layer
 from narrowcast.passes import FuseGroups, VerifyGroupedForm
 
 from .graphs import Net, apply_checked, const, weights
@@ -151,6 +152,21 @@ def test_attention_and_its_epilogue() -> None:
         "attention": ("attention", ["attention", "double"], ("in0", "in1", "in2", "in3"))}
 
 
+def test_recurrent_layers_with_constant_weights_multiply() -> None:
+    form = Recurrence("gru")
+    net = Net((1, 1, 4), (1, 12, 4))
+    w, r = const(weights(1, 12, 4)), const(weights(1, 12, 4))
+    given = {"known": {"x": net.x, "r": r}, "open": {"x": net.x, "r": net.inputs[1]},
+             "constant": {"x": const(weights(1, 1, 4)), "r": r, "h0": net.x}, "same": {"x": net.x, "r": r, "h0": net.x}}
+    layers = {name: net(recurrent_layer(form, w=w, **operands), name) for name, operands in given.items()}
+    last = [net(relax.TupleGetItem(layer, 1), f"{name}.last") for name, layer in layers.items()]
+    mod = net.module(*last)
+    assert {name: kind for name, (kind, _, _) in _fuse(mod).items()} == {
+        "known": "recurrent", "open": "opaque", "constant": "opaque", "same": "opaque"}
+    assert [reason for _, reason in FuseGroups().refusals(mod)] == [
+        "a weight is computed at run time", "the sequence is constant", "the sequence is another operand as well"]
+
+
 def test_movements_in_a_row_are_one_group() -> None:
     net = Net((2, 3, 4))
     x = net(op.permute_dims(net.x, [0, 2, 1]), "permute")
@@ -237,7 +253,7 @@ def test_verifier_accepts_a_group() -> None:
     (_group("convolution", "exp"), "the kind convolution does not exist"),
     (_group("elementwise", "exp", "cumsum"), "cumsum is not elementwise"),
     (_group("reduce", "mean", "exp", "mean"), "mean is not elementwise"),
-    (_group("opaque", "cumsum", "exp"), "an opaque group has one op"),
+    (_group("opaque", "cumsum", "exp"), "opaque groups have one op"),
 ])
 def test_verifier_names_what_is_wrong(mod: tvm.IRModule, problem: str) -> None:
     with pytest.raises(CompileError, match=problem):
