@@ -9,6 +9,7 @@ import tvm
 
 from .base import Pass, Refusal, run_passes
 from .channels_last import ToChannelsLast
+from .decompose_transposed import DecomposeTransposedConvolutions
 from .eliminate import EliminateCommonSubexpressions, EliminateDeadCode
 from .fold_batch_norm import FoldBatchNorm
 from .fold_constants import FoldConstants
@@ -39,6 +40,7 @@ PIPELINE: tuple[Pass, ...] = (
     Simplify(),
     FoldConstants(),
     ToChannelsLast(),
+    DecomposeTransposedConvolutions(),
     Simplify(),
     SplitPackedLayers(),
     Simplify(),
@@ -63,6 +65,7 @@ def run_pipeline(
 
 __all__ = [
     "PIPELINE",
+    "DecomposeTransposedConvolutions",
     "EliminateCommonSubexpressions",
     "EliminateDeadCode",
     "FoldBatchNorm",

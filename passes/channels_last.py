@@ -32,10 +32,11 @@ class ToChannelsLast:
     rows of the matrices are permuted instead.
 
     Requires: the normal form.
-    Ensures: conv1d and conv2d with constant weights, 1-D and 2-D pools and resize2d are NWC/NHWC with OWI/OHWI weights;
-    a network of these has no permutation but at its inputs and outputs; the softmax axis is the last.
-    Does not fire when: the operator has no channels-last form here (3-D and transposed convolutions, group and
-    instance normalization, …): it gets, and leaves, the user's layout.
+    Ensures: convolutions and transposed convolutions with constant weights, pools and resize2d are channels-last, the
+    weights of 2-D convolutions OHWI and of transposed ones IHWO (1-D and 3-D likewise); a network of these has no
+    permutation but at its inputs and outputs; the softmax axis is the last.
+    Does not fire when: the operator has no channels-last form here (group and instance normalization, weights that are
+    computed, …): it gets, and leaves, the user's layout.
     """
 
     name: str = "ToChannelsLast"

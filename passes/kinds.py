@@ -18,14 +18,14 @@ ELEMENTWISE = frozenset({
 })
 """Operators on float32 tensors whose output element depends on one element of each (broadcast) operand."""
 
-MAX_POOL = frozenset({"relax.nn.max_pool1d", "relax.nn.max_pool2d"})
+MAX_POOL = frozenset(f"relax.nn.max_pool{rank}d" for rank in (1, 2, 3))
 
 INDEXING = frozenset(f"relax.{name}" for name in (
     "reshape", "permute_dims", "strided_slice", "concat", "squeeze", "expand_dims", "flatten", "broadcast_to", "stack",
     "flip", "tile", "repeat")) | {"relax.nn.pad", "relax.nn.batch_flatten"}
 """Operators whose output elements are copies of input elements at computed places (``pad``: or 0)."""
 
-POOL = frozenset(f"relax.nn.{adaptive}avg_pool{rank}d" for adaptive in ("", "adaptive_") for rank in (1, 2))
+POOL = frozenset(f"relax.nn.{adaptive}avg_pool{rank}d" for adaptive in ("", "adaptive_") for rank in (1, 2, 3))
 
 REDUCE = frozenset(f"relax.{name}" for name in ("mean", "sum", "max", "min"))
 
@@ -33,7 +33,8 @@ NORMALIZE = {
     "relax.nn.softmax": "softmax", "relax.nn.layer_norm": "layer_norm", "relax.nn.rms_norm": "rms_norm",
 }
 
-CONVOLUTION = frozenset({"relax.nn.conv1d", "relax.nn.conv2d"})
+CONVOLUTION = frozenset(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
+TRANSPOSED_CONVOLUTION = frozenset(f"{name}_transpose" for name in CONVOLUTION)
 ATTENTION = frozenset({"relax.nn.attention", "relax.nn.attention_bias"})
 
 
@@ -86,7 +87,7 @@ def _convolution(call: relax.Call) -> tuple[str, str]:
         return "opaque", "the weight is computed at run time"
     if not isinstance(data, relax.Var):
         return "opaque", "reads constants only"
-    if str(call.attrs.data_layout) not in ("NHWC", "NWC"):
+    if not str(call.attrs.data_layout).endswith("C"):
         return "opaque", "the layout is not channels-last"
     channels, outputs = dims_of(data)[-1], shape_of(weight)[0]
     if not isinstance(channels, int):

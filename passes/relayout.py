@@ -12,14 +12,14 @@ from tvm import relax
 from ..dims import Dim, as_dim
 from ..ir import Constant, Expr, constant, constant_value, dims_of, op_name, substitute
 from .extents import Extent
-from .kinds import ELEMENTWISE, REDUCE
+from .kinds import CONVOLUTION, ELEMENTWISE, REDUCE, TRANSPOSED_CONVOLUTION
 from .layouts import Axes, Layouts, channels_last, identity, moves_nothing
 from .reshapes import RESHAPES, permutation_of
 
 Rule = Callable[[Layouts, relax.VarBinding], bool]
 """Writes one binding into the new function; False where the operator needs the user's layout."""
 
-_LAYOUTS = {3: ("NCW", "NWC", "OIW", "OWI"), 4: ("NCHW", "NHWC", "OIHW", "OHWI")}
+_SPATIAL = {3: "W", 4: "HW", 5: "DHW"}
 
 
 def rule_for(name: str | None) -> Rule | None:
@@ -28,17 +28,20 @@ def rule_for(name: str | None) -> Rule | None:
 
 
 def _convolution(layouts: Layouts, binding: relax.VarBinding) -> bool:
+    """A convolution or a transposed convolution."""
     call, rank = binding.value, len(dims_of(binding.var))
-    data, weight = call.args
-    plain, last, kernel, last_kernel = _LAYOUTS[rank]
-    attrs = call.attrs
-    if not isinstance(weight, Constant) or (str(attrs.data_layout), str(attrs.kernel_layout)) != (plain, kernel):
+    (data, weight), attrs, spatial = call.args, call.attrs, _SPATIAL[rank]
+    is_transposed = str(call.op.name).endswith("_transpose")
+    outer, inner = "IO" if is_transposed else "OI"
+    plain = (f"NC{spatial}", f"{outer}{inner}{spatial}")
+    if not isinstance(weight, Constant) or (str(attrs.data_layout), str(attrs.kernel_layout)) != plain:
         return False
     axes = channels_last(rank)
+    further = {"output_padding": ints(attrs.output_padding)} if is_transposed else {}
     result = call_of(call)(
         layouts.get(data, axes), constant(constant_value(weight).transpose(axes)), strides=ints(attrs.strides),
-        padding=ints(attrs.padding), dilation=ints(attrs.dilation), groups=int(attrs.groups), data_layout=last,
-        kernel_layout=last_kernel)
+        padding=ints(attrs.padding), dilation=ints(attrs.dilation), groups=int(attrs.groups),
+        data_layout=f"N{spatial}C", kernel_layout=f"{outer}{spatial}{inner}", **further)
     layouts.emit(binding, axes, result)
     return True
 
@@ -58,9 +61,10 @@ def ints(values: Sequence[Any]) -> list[int]:
 
 def _pool(layouts: Layouts, binding: relax.VarBinding) -> bool:
     call, attrs, rank = binding.value, binding.value.attrs, len(dims_of(binding.var))
-    plain, last = _LAYOUTS[rank][:2]
-    if str(attrs.layout) != plain:
+    spatial = _SPATIAL[rank]
+    if str(attrs.layout) != f"NC{spatial}":
         return False
+    last = f"N{spatial}C"
     axes = channels_last(rank)
     data = layouts.get(call.args[0], axes)
     if "adaptive" in str(call.op.name):
@@ -309,10 +313,9 @@ def as_it_is(layouts: Layouts, binding: relax.VarBinding) -> None:
     layouts.define_plain(binding.var, layouts.builder.emit(substitute(binding.value, operands), binding.var.name))
 
 
-_POOLS = [f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (1, 2)]
+_POOLS = [f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (1, 2, 3)]
 _RULES: dict[str, Rule] = {
-    "relax.nn.conv1d": _convolution,
-    "relax.nn.conv2d": _convolution,
+    **dict.fromkeys(CONVOLUTION | TRANSPOSED_CONVOLUTION, _convolution),
     **dict.fromkeys(_POOLS, _pool),
     "relax.image.resize2d": _resize,
     **dict.fromkeys(ELEMENTWISE, _elementwise),

@@ -123,10 +123,35 @@ def test_permutations_of_the_network_cancel() -> None:
 
 
 def test_user_layout_stays_for_operators_without_another() -> None:
-    net = Net((1, 4, 6, 6))
-    y = net(op.nn.conv2d_transpose(net.x, const(weights(4, 3, 2, 2)), strides=(2, 2)))
+    net = Net((1, 4, 6, 6), (4, 3, 2, 2))
+    y = net(op.nn.conv2d_transpose(*net.inputs, strides=(2, 2)))
     y = net(op.nn.instance_norm(y, const(weights(3)), const(weights(3)), axes=[2, 3], channel_axis=1))
     assert_unchanged(ToChannelsLast(), net.module(y))
+
+
+def test_three_dimensional_network() -> None:
+    net = Net((2, 3, 6, 7, 8))
+    y = net(op.nn.conv3d(net.x, const(weights(4, 3, 3, 3, 3)), padding=1))
+    y = net(op.nn.max_pool3d(net(op.add(y, const(weights(4, 1, 1, 1)))), [2, 2, 2], [2, 2, 2]))
+    y = net(op.nn.conv3d(y, const(weights(4, 1, 1, 3, 3)), groups=4, padding=(0, 1, 1)))
+    y = net(op.nn.avg_pool3d(y, [3, 1, 2], [1, 1, 2]))
+    after = apply_checked(ToChannelsLast(), net.module(net(op.mean(net(op.nn.adaptive_avg_pool3d(y, [1, 1, 1])), [2]))),
+                          terms=256)
+    assert ops_of(after) == ["permute_dims", "conv3d", "add", "max_pool3d", "conv3d", "avg_pool3d",
+                             "adaptive_avg_pool3d", "mean", "reshape"]
+    assert set(_layouts_of(after)) == {"NDHWC"}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_transposed_convolution(rank: int) -> None:
+    make = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}[rank]
+    net = Net((2, 4, 3, 4, 5)[:rank + 2])
+    y = net(make(net.x, const(weights(4, 3, *(3, 2, 4)[:rank])), strides=[2] * rank, padding=[1] * rank,
+                 output_padding=[1] * rank, dilation=[2] * rank, groups=2), "up")
+    after = apply_checked(ToChannelsLast(), net.module(y))
+    (call,) = (b.value for b in op_bindings(after["main"]) if b.var.name == "up")
+    spatial = "DHW"[-rank:]
+    assert (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) == (f"N{spatial}C", f"I{spatial}O")
 
 
 def test_runtime_weight_stays() -> None:

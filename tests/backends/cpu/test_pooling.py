@@ -65,6 +65,12 @@ def test_one_spatial_dimension() -> None:
     check((2, 30, 8), lambda x: nn.avg_pool1d(x, 2, 2, 0, layout="NWC"), last(lambda x: functional.avg_pool1d(x, 2)))
 
 
+def test_three_spatial_dimensions() -> None:
+    check((2, 5, 6, 7, 9),
+          lambda x: nn.avg_pool3d(x, (3, 2, 2), (2, 1, 2), (1, 0, 1, 1, 0, 1), (1, 1, 1), False, False, "NDHWC"),
+          last(lambda x: functional.avg_pool3d(x, (3, 2, 2), (2, 1, 2), (1, 0, 1), count_include_pad=False)))
+
+
 def test_channels_first() -> None:
     check((2, 3, 8, 8), lambda x: nn.avg_pool2d(x, (2, 2), (2, 2)), lambda x: functional.avg_pool2d(x, 2))
 
