@@ -81,6 +81,7 @@ def main() -> None:
 @click.option("--dim", "dims", multiple=True, metavar="NAME=EXTENT", help="fix a symbolic dim; may be given repeatedly")
 @click.option("--threads", type=click.IntRange(1), help="threads of the program (default: every core)")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--tune", is_flag=True, help="choose the kernels' schedules by measuring, not by a model of the CPU")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="where the program is saved")
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON, no bars")
 def compile_command(
@@ -96,6 +97,7 @@ def compile_command(
     dims: tuple[str, ...],
     threads: int | None,
     seed: int,
+    tune: bool,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -131,6 +133,7 @@ def compile_command(
                 dims=_read_dims(dims),
                 num_threads=threads,
                 seed=seed,
+                tune=tune,
                 progress=bars or progress_module.silent,
             )
     except BudgetError as error:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from .backends.cpu.emit import emit
 from .backends.cpu.kernel import Kernel, KernelRequest
 from .backends.effort import host_steps, peak_bytes, steps
 from .backends.executable import Executable, build_library
-from .backends.lower import Lowered, lower
+from .backends.lower import Lowered, lower, requests_for
 from .backends.target import Target
+from .backends.tuning import Choice, Tuner
 from .budget import AccuracyBudget, Measurement, measure
 from .calibration import calibrators
 from .calibration.bias_correction import estimate_corrections
@@ -77,6 +78,7 @@ def compile(
     seed: int = 0,
     progress: Listener = silent,
     cost_cache: str | Path | None = None,
+    tune: bool = False,
 ) -> Program:
     """Compile a trained network to a program for ``target`` that is verified to keep ``accuracy_budget``.
 
@@ -104,6 +106,8 @@ def compile(
         the cache.
     progress : called with (phase, done, total).
     cost_cache : the file that measured costs are kept in; by default in the user's cache folder.
+    tune : measure the few best schedules of every kernel that multiplies and adds, and take the fastest, where
+        otherwise a model of the CPU chooses. Takes about a second a kernel, once: comparisons are kept with the costs.
 
     Raises
     ------
@@ -113,7 +117,7 @@ def compile(
     forced = _precision(precision)
     if not isinstance(seed, int) or seed < 0:
         raise PlanError("unusable seed", found=repr(seed), expected="an integer of at least 0")
-    job = _Job(Target.parse(target, num_threads), forced, per_channel, calibrator, seed, progress, cost_cache)
+    job = _Job(Target.parse(target, num_threads), forced, per_channel, calibrator, seed, progress, cost_cache, tune)
     budget = _budget(accuracy_budget, data, metric)
     if (budget is not None or metric is not None) and not job.target.runs_here():
         raise TargetError(
@@ -121,6 +125,13 @@ def compile(
             found=str(Target.parse("cpu")),
             expected=target,
             hint="compile on such a machine, or without a budget and a metric",
+        )
+    if tune and not job.target.runs_here():
+        raise TargetError(
+            "schedules are compared by running them, and this machine's CPU cannot run the target's code",
+            found=str(Target.parse("cpu")),
+            expected=target,
+            hint="compile on such a machine, or without tune",
         )
     if forced is not None and forced not in job.target.precisions():
         raise TargetError(
@@ -166,6 +177,7 @@ class _Job:
     seed: int
     progress: Listener
     cost_cache: str | Path | None
+    tune: bool
     seconds: dict[str, float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     built: dict[tuple[object, ...], _Built] = field(default_factory=dict)
@@ -183,6 +195,7 @@ class _Job:
 
     imported: ImportedModel = field(init=False)
     network: Network = field(init=False)
+    choices: dict[tuple[object, ...], list[Choice]] = field(default_factory=dict)
     measured_costs: bool = False
     corrections: dict[str, tuple[float, ...]] = field(default_factory=dict)
     evaluator: Evaluator = field(init=False)
@@ -315,13 +328,12 @@ class _Job:
         noise = self.sensitivities(parts.calibration[:SENSITIVITY_SAMPLES], qparams)
         if self.forced is None:
             with self.phase("costs"):
-                table = CostTable(self.cost_cache)
                 costs = measure_costs(
                     self.network,
                     self.target,
                     qparams,
                     self.kernel,
-                    lambda kernels: table.measure(
+                    lambda kernels: self.table.measure(
                         kernels,
                         self.target,
                         lambda d, t: self.progress("measure kernels", d, t),
@@ -383,9 +395,32 @@ class _Job:
         return self.finish_plan(build_plan(solve(problem), qparams))
 
     def finish_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """What the assignment does not know: the module, the seed, how weights are scaled."""
+        """What the assignment does not know: the module, the seed, how weights are scaled, measured schedules."""
         decisions = tuple(self._finish(d) for d in plan.decisions)
-        return replace(plan, decisions=decisions, module_hash=self.module_hash, seed=self.seed)
+        plan = replace(plan, decisions=decisions, module_hash=self.module_hash, seed=self.seed)
+        return self.tuned(plan) if self.tune else plan
+
+    @cached_property
+    def table(self) -> CostTable:
+        """The measured costs of this and of earlier compilations."""
+        return CostTable(self.cost_cache)
+
+    def tuned(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """The plan with the fastest schedule of every kernel."""
+        with self.phase("tune"):
+            tuner = Tuner(
+                self.table,
+                self.target,
+                self.kernel,
+                lambda done, total: self.progress("compare schedules", done, total),
+                self.network.typical,
+            )
+            requests = requests_for(self.network.mod, plan, self.network.typical)
+            choices = {r.group.name: c for r, c in zip(requests, tuner.choose(requests), strict=True) if c is not None}
+        schedules = {name: choice.schedule for name, choice in choices.items()}
+        plan = replace(plan, decisions=tuple(replace(d, schedule=schedules.get(d.op, 0)) for d in plan.decisions))
+        self.choices[plan.key] = list(choices.values())
+        return plan
 
     def _finish(self, decision: Decision) -> Decision:
         """Nominal costs, which are those of forced plans, are no measurements. What the model gives in INT8 has its
@@ -405,6 +440,7 @@ class _Job:
             request.outputs,
             request.per_channel,
             request.correction,
+            request.schedule,
         )
         if key not in self.kernels:
             self.kernels[key] = emit(request, self.target.capabilities, self.target.threads)
@@ -475,7 +511,7 @@ class _Job:
         built = self.emit(plan)
         macs = self.macs(built)
         plan = replace(plan, decisions=tuple(replace(d, macs=macs.get(d.op, 0)) for d in plan.decisions))
-        share = shares(plan)
+        share, choices = shares(plan), self.choices.get(plan.key, [])
         main = self.network.mod["main"]
         inputs = self.imported.inputs
         outputs = [TensorSpec.of(v, n) for n, v in zip(self.imported.outputs, outputs_of(main), strict=True)]
@@ -492,6 +528,9 @@ class _Job:
             fp16_share=share.get("fp16", 0.0),
             latency_ms=latency.get("compiled"),
             fp32_latency_ms=latency.get("FP32"),
+            tuned=len({c.key for c in choices}),
+            model_us=sum(c.model_us for c in choices) if choices else None,
+            tuned_us=sum(c.fastest_us for c in choices) if choices else None,
             seconds=dict(self.seconds),
         )
         return Program(

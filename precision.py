@@ -137,6 +137,8 @@ class Decision:
     macs : multiply-adds per call.
     cost_us : microseconds per call, measured; None where nothing was measured.
     error : the predicted share of the output's noise that the decision causes; None where not predicted.
+    schedule : which of its kernel's schedules is taken, counted from the best by the model; other than 0 where that was
+        measured to be faster.
     """
 
     op: str
@@ -149,6 +151,7 @@ class Decision:
     macs: int = 0
     cost_us: float | None = None
     error: float | None = None
+    schedule: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class PrecisionPlan:
     def key(self) -> tuple[object, ...]:
         """What determines the emitted program: two plans with equal keys differ in reasons and figures at most."""
         return (
-            tuple((d.op, d.precision, d.stores, d.per_channel, d.correction) for d in self.decisions),
+            tuple((d.op, d.precision, d.stores, d.per_channel, d.correction, d.schedule) for d in self.decisions),
             tuple(sorted((tensor, storages) for tensor, storages in self.casts.items() if storages)),
             self.module_hash,
         )

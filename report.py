@@ -25,6 +25,9 @@ class Report:
     casts : stand-alone casts in the program.
     rounds : programs built and measured until the plan stood.
     predicted_us : sum of the groups' measured costs.
+    tuned : different kernels whose schedules were compared by measuring.
+    model_us, tuned_us : sums over the program's compared kernels of the measured time of the schedule that the model
+        ranks first, and of the fastest.
     seconds : time spent by phase.
     """
 
@@ -51,6 +54,9 @@ class Report:
     casts: int = 0
     rounds: int = 0
     predicted_us: float | None = None
+    tuned: int = 0
+    model_us: float | None = None
+    tuned_us: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -90,5 +96,10 @@ class Report:
             + "; weights "
             f"{self.weight_bytes / 1e6:.2f} MB; stand-alone casts: {self.casts}"
         )
+        if self.model_us is not None and self.tuned_us is not None:
+            lines.append(
+                f"schedules of {self.tuned} kernels compared: {self.tuned_us / 1e3:.3f} ms where the model's own take "
+                f"{self.model_us / 1e3:.3f} ms, kernel by kernel"
+            )
         lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in self.seconds.items()))
         return "\n".join([*lines, *self.notes])

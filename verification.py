@@ -12,14 +12,13 @@ import tvm
 from .backends.cpu.build import compile_functions
 from .backends.cpu.emit import emit
 from .backends.cpu.kernel import Kernel, KernelRequest, output_buffers
-from .backends.lower import has_kernel, native_storages, request_for
+from .backends.lower import requests_for
 from .backends.target import Target
 from .backends.tile_permission import request_tiles_for
 from .calibration.agreement import Agreement, group_agreement
 from .calibration.evaluator import Evaluator
 from .calibration.numerics import GroupProgram, Stored
 from .dims import evaluate_dim
-from .ir import groups_of
 from .precision import PrecisionPlan, Storage
 
 
@@ -33,10 +32,8 @@ def kernel_agreement(
     """
     evaluator = Evaluator(mod)
     evaluation = evaluator.evaluate(inputs, plan)
-    stored = native_storages(mod, plan)
     extents = evaluation.extents
-    typical = tuple(sorted(extents.items()))
-    requests = [request_for(g, plan, stored, typical) for g in groups_of(mod) if has_kernel(g)]
+    requests = requests_for(mod, plan, extents)
     kernels = [emit(r, target.capabilities, target.threads) for r in requests]
     names = [f"kernel{i}" for i in range(len(kernels))]
     request_tiles_for(target)

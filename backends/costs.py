@@ -1,4 +1,5 @@
-"""Measured costs: microseconds of a kernel on this machine, measured once and kept in the user's cache folder.
+"""Measured costs: microseconds of a kernel on this machine, measured once and kept in the user's cache folder; and of
+every schedule of a kernel, where these were compared.
 
 A cost is kept under the structural hash of the kernel's code (names and the values of floating point constants left
 out, since neither changes the time), the CPU (LLVM's name and the model's, since machines that share a folder may be
@@ -66,10 +67,21 @@ class CostTable:
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = default_path() if path is None else Path(path)
-        self._costs = _read(self.path)
+        self._costs, self._races = _read(self.path)
 
     def __len__(self) -> int:
         return len(self._costs)
+
+    def race(self, key: str, schedules: Sequence[str]) -> list[float] | None:
+        """Microseconds of each schedule of the kernel with this ``cost_key``, as they were compared; None where exactly
+        these were not."""
+        found = self._races.get(key, {})
+        return [found[s] for s in schedules] if found.keys() == set(schedules) else None
+
+    def keep_race(self, key: str, times: Mapping[str, float]) -> None:
+        """Keep, in the file too, the microseconds of a kernel's schedules."""
+        self._races[key] = dict(times)
+        self._write([], [key])
 
     def measure(self, kernels: Sequence[Kernel], target: Target, progress: Progress | None = None,
                 extents: Mapping[str, int] = NO_SYMBOLS) -> list[float]:
@@ -105,18 +117,20 @@ class CostTable:
                 report(done, 2 * len(wanted))
         finally:
             if wanted:
-                self._write([key for key in wanted if key in self._costs])
+                self._write([key for key in wanted if key in self._costs], [])
         return [self._costs[key] for key in keys]
 
-    def _write(self, new: Iterable[str]) -> None:
-        """Add the new costs to the file, keeping what another process has put there meanwhile."""
-        merged = {**_read(self.path, quiet=True), **{key: self._costs[key] for key in new}}
+    def _write(self, costs: Iterable[str], races: Iterable[str]) -> None:
+        """Add new costs and comparisons to the file, keeping what another process has put there meanwhile."""
+        old_costs, old_races = _read(self.path, quiet=True)
+        content = {"format": _FORMAT, "microseconds": {**old_costs, **{key: self._costs[key] for key in costs}},
+                   "schedules": {**old_races, **{key: self._races[key] for key in races}}}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"format": _FORMAT, "microseconds": merged}, file, sort_keys=True, indent=0)
+                    json.dump(content, file, sort_keys=True, indent=0)
                 os.replace(name, self.path)
             except BaseException:
                 with suppress(OSError):
@@ -124,6 +138,17 @@ class CostTable:
                 raise
         except OSError as error:
             warnings.warn(f"measured costs were not kept, because {self.path} cannot be written: {error}", stacklevel=3)
+
+
+def time_kernels(kernels: Sequence[Kernel], target: Target, extents: Mapping[str, int] = NO_SYMBOLS) -> list[float]:
+    """Microseconds per call of each kernel, timed as ``CostTable.measure`` does, in turns; nothing is kept.
+
+    Raises VerificationError where one does not compile or run.
+    """
+    numbered = {str(i): kernel for i, kernel in enumerate(kernels)}
+    compiled = [c for part in _compile_all(numbered, target) for c in part]
+    times = dict(_time_all(compiled, target, extents))
+    return [times[key] for key in numbered]
 
 
 def cost_key(kernel: Kernel, target: Target, extents: Mapping[str, int] = NO_SYMBOLS) -> str:
@@ -149,23 +174,29 @@ def _version(package: str) -> str:
         return "uninstalled"
 
 
-def _read(path: Path, *, quiet: bool = False) -> dict[str, float]:
-    """The costs in a file; none, with a warning, where it is not one of ours."""
+def _read(path: Path, *, quiet: bool = False) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The costs and the comparisons of schedules in a file; none, with a warning, where it is not one of ours."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != _FORMAT:
             raise ValueError(f"format {raw['format']!r}")
-        costs = {str(key): float(cost) for key, cost in raw["microseconds"].items()}
-        if not all(math.isfinite(cost) and cost > 0 for cost in costs.values()):
-            raise ValueError("a cost that is not a finite number above 0")
-        return costs
+        races = {str(key): _times(times) for key, times in raw.get("schedules", {}).items()}
+        return _times(raw["microseconds"]), races
     except FileNotFoundError:
-        return {}
+        return {}, {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if not quiet:
             warnings.warn(f"the file of measured costs {path} is not usable and is ignored; kernels are measured anew "
                           f"({type(error).__name__}: {error})", stacklevel=3)
-        return {}
+        return {}, {}
+
+
+def _times(raw: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds as the file has them; ValueError where one is none."""
+    times = {str(key): float(time) for key, time in raw.items()}
+    if not all(math.isfinite(time) and time > 0 for time in times.values()):
+        raise ValueError("a cost that is not a finite number above 0")
+    return times
 
 
 @dataclass(frozen=True)

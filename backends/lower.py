@@ -80,8 +80,18 @@ def request_for(
 
     inputs = tuple(readable(stored(name), required(i)) for i, name in enumerate(group.inputs))
     return KernelRequest(
-        group, decision.precision, inputs, decision.stores, decision.per_channel, decision.correction, typical
+        group, decision.precision, inputs, decision.stores, decision.per_channel, decision.correction, typical,
+        decision.schedule,
     )
+
+
+def requests_for(
+    mod: tvm.IRModule, plan: PrecisionPlan, typical: Mapping[str, int] | None = None
+) -> list[KernelRequest]:
+    """What the plan asks of every group that has a kernel, in order of execution; ``typical`` has an extent for every
+    symbol, by name."""
+    stored, extents = native_storages(mod, plan), tuple(sorted((typical or {}).items()))
+    return [request_for(g, plan, stored, extents) for g in groups_of(mod) if has_kernel(g)]
 
 
 def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], tuple[Storage, ...]]:

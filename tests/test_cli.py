@@ -202,7 +202,8 @@ def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, tm
     ((), {"budget": None, "precision": None, "metric": None}),
     (("--precision", "int8", "--metric", "top1"), {"budget": None, "precision": "int8", "metric": "top1"}),
     (("--max-drop", "0.1", "--metric", "top1", "--seed", "3"), {"budget": 0.1, "metric": None, "num_threads": None}),
-    (("--dim", "batch=1", "--dim", "width=64"), {"dims": {"batch": 1, "width": 64}}),
+    (("--dim", "batch=1", "--dim", "width=64"), {"dims": {"batch": 1, "width": 64}, "tune": False}),
+    (("--tune",), {"tune": True, "budget": None}),
 ])
 def test_options_reach_compile(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path,
                                options: tuple[str, ...], expected: dict[str, Any]) -> None:

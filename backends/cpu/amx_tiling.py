@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from .tiling import (
     Tiles,
     ceil_div,
     fitted,
+    ranked,
     slowest_task,
     vector_cycles,
     ways_to_split,
@@ -58,27 +60,47 @@ def has_tiles(precision: Precision, capabilities: Capabilities) -> bool:
     return _FEATURES.get(precision) in capabilities.features
 
 
-def on_tiles(tasks: Tasks, rows: Rows, arithmetic: Arithmetic, capabilities: Capabilities,
-             threads: int) -> tuple[Rows, Tasks]:
-    """The rows and tasks of a product with the least predicted time: those given, on vectors, or on tiles."""
-    best, known = (rows, tasks), tasks.product.at_typical()
-    columns, depth = tasks.product.columns, rows.reduction.depth
+@dataclass(frozen=True)
+class Candidate:
+    """A way to compute a product, and the cycles of its slowest task that the model predicts."""
+
+    rows: Rows
+    tasks: Tasks
+    cycles: float
+
+    def __str__(self) -> str:
+        """The way in words; equal for equal ways to compute one product."""
+        return f"{self.tasks.schedule}, rows by {type(self.rows).__name__}"
+
+
+def candidates(product: Product, rows: Rows, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
+               row_bytes: float = 0.0) -> Iterator[Candidate]:
+    """The ways to compute a product, on vectors and on tiles, the least predicted time first.
+
+    row_bytes : bytes that a task on vectors reads or copies per row of the result.
+    """
+    known = product.at_typical()
+    on_vectors = (Candidate(rows, Tasks(product, s), vector_cycles(known, s, arithmetic, capabilities))
+                  for s in ranked(product, arithmetic, capabilities, threads, row_bytes))
+    return heapq.merge(on_vectors, _on_tiles(product, rows, arithmetic, capabilities, threads), key=lambda c: c.cycles)
+
+
+def _on_tiles(product: Product, rows: Rows, arithmetic: Arithmetic, capabilities: Capabilities,
+              threads: int) -> Iterator[Candidate]:
+    """The ways on tiles, the least predicted time first; none where the target or the product does not suit them."""
+    known, depth = product.at_typical(), rows.reduction.depth
     if not has_tiles(arithmetic.precision, capabilities) or known.rows < _FEWEST_ROWS:
-        return best
-    if not isinstance(columns, int) or not isinstance(depth, int):
-        return best
-    least = vector_cycles(known, tasks.schedule, arithmetic, capabilities)
-    for form in rows.forms():
-        model = _Model(form, tasks.product, arithmetic, capabilities)
-        for schedule in model.candidates(ways_to_split(threads)):
-            cycles = model.cycles(schedule)
-            if cycles < least:
-                product, row_bytes = model.product_of(schedule), form.bytes_per_row(arithmetic)
-                # Rows that are copied for all columns in turn are copied a few at a time.
-                part_bytes = capabilities.l1_bytes / 2 if schedule.across and model.copies(schedule) else 0.0
-                best = form, Tasks(product, fitted(schedule, product, arithmetic, capabilities, row_bytes, part_bytes))
-                least = cycles
-    return best
+        return
+    if not isinstance(product.columns, int) or not isinstance(depth, int):
+        return
+    models = [_Model(form, product, arithmetic, capabilities) for form in rows.forms()]
+    found = [(model.cycles(s), model, s) for model in models for s in model.candidates(ways_to_split(threads))]
+    for cycles, model, schedule in sorted(found, key=lambda way: way[0]):
+        whole, bytes_per_row = model.product_of(schedule), model.rows.bytes_per_row(arithmetic)
+        # Rows that are copied for all columns in turn are copied a few at a time.
+        part_bytes = capabilities.l1_bytes / 2 if schedule.across and model.copies(schedule) else 0.0
+        schedule = fitted(schedule, whole, arithmetic, capabilities, bytes_per_row, part_bytes)
+        yield Candidate(model.rows, Tasks(whole, schedule), cycles)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from .microkernel import by_kind, emit_tile
 from .operands import Block, Finish, Left, Reduction
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
-from .tiling import Columns, Product, Schedule, Tiles, ceil_div, choose
+from .tiling import Columns, Product, Schedule, Tiles, ceil_div, ranked
 from .vector_math import Vector, bound, exp, fma, larger, splat
 from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store
 
@@ -363,7 +363,7 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
     shape = AttentionShape.of(call, request.group.name)
     unit = arithmetic(request.precision, capabilities)
     product = Product(shape.queries, shape.keys, -(-shape.depth // unit.depth), typical=request.typical)
-    schedule = choose(product, unit, capabilities, 1)
+    schedule, schedules = request.pick(ranked(product, unit, capabilities, 1))
     widest = max(1, (capabilities.registers - 1) // (schedule.rows + 1))
     values = Columns.cut(shape.width, min(widest, -(-shape.width // unit.lanes)), unit.lanes)
     items = request.typically(shape.batch * shape.heads)
@@ -386,7 +386,8 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
         emitter.emit(sources, _bias(request, bias_argument, parameters), threads)
 
     macs = shape.batch * shape.heads * shape.queries * shape.keys * (shape.depth + shape.width)
-    return build_kernel(request, unit, epilogue, constants, macs, emit)
+    kernel = build_kernel(request, unit, epilogue, constants, macs, emit)
+    return kernel if emitter.tiled else replace(kernel, schedules=schedules)
 
 
 def _bias(request: KernelRequest, argument: tvm.ir.Expr | None, parameters: Parameters) -> _Bias | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -13,7 +14,7 @@ from ...ir import dims_of
 from ...precision import Precision, QParams
 from ..target import Capabilities
 from .amx import MatrixUnit, tiles_at_work
-from .amx_tiling import on_tiles
+from .amx_tiling import Candidate, candidates
 from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
@@ -22,7 +23,7 @@ from .microkernel import Tasks, by_kind, emit_rows
 from .operands import Block
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
-from .tiling import Product, ceil_div, choose
+from .tiling import Product, ceil_div
 from .vector_math import Vector, splat
 from .vector_memory import Index, flat_view, load, store
 
@@ -215,13 +216,16 @@ class BatchedProduct:
         return T.Cast(f"float32x{self.unit.lanes}", acc) * splat(self.zeros.scale, self.unit.lanes)
 
 
-def _tasks(product: Product, shape: BatchedShape, unit: Arithmetic, capabilities: Capabilities, threads: int) -> Tasks:
-    """How one batch item is computed. Copying rows for tiles is only for a known number of them."""
-    on_vectors, rows = Tasks(product, choose(product, unit, capabilities, threads)), MatrixRows(shape.rows, shape.depth)
-    _, tasks = on_tiles(on_vectors, rows, unit, capabilities, threads)
-    if tasks.schedule.tiles and not isinstance(shape.rows, int) and rows.copied_bytes(tasks.read_at_once(unit), unit):
-        return on_vectors
-    return replace(tasks, schedule=replace(tasks.schedule, chunks=1))
+def _ways(product: Product, shape: BatchedShape, unit: Arithmetic, capabilities: Capabilities,
+          threads: int) -> Iterator[Candidate]:
+    """How one batch item can be computed, the fastest first. Copying rows for tiles is only for a known number of
+    them."""
+    rows = MatrixRows(shape.rows, shape.depth)
+    for way in candidates(product, rows, unit, capabilities, threads):
+        schedule, known = way.tasks.schedule, isinstance(shape.rows, int)
+        if schedule.tiles and not known and rows.copied_bytes(way.tasks.read_at_once(unit), unit):
+            continue
+        yield replace(way, tasks=replace(way.tasks, schedule=replace(schedule, chunks=1)))
 
 
 def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -232,7 +236,7 @@ def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, thr
     items = request.typically(shape.items)
     split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
     product = Product(shape.rows, shape.columns, ceil_div(shape.depth, unit.depth), typical=request.typical)
-    tasks = _tasks(product, shape, unit, capabilities, split)
+    way, schedules = request.pick(_ways(product, shape, unit, capabilities, split))
     sides = [input_index(request, call.args[i]) for i in (0, 1)]
     zeros = None
     if request.precision is Precision.INT8:
@@ -240,11 +244,11 @@ def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, thr
         assert qparams[0] is not None and qparams[1] is not None, "lowering gives INT8 groups u8 data"
         zeros = _Zeros.of(qparams[0], qparams[1])
     epilogue = Epilogue(request, capabilities, request.group.anchor)
-    emitter = BatchedProduct(shape, unit, tasks, zeros, epilogue)
+    emitter = BatchedProduct(shape, unit, way.tasks, zeros, epilogue)
 
     def emit(parameters: Parameters) -> None:
         left, right = (named(n, flat_view(parameters.inputs[i])) for n, i in zip(("left", "right"), sides, strict=True))
         emitter.emit(left, right, threads)
 
     macs = shape.items * shape.rows * shape.depth * shape.columns
-    return build_kernel(request, unit, epilogue, (), macs, emit)
+    return replace(build_kernel(request, unit, epilogue, (), macs, emit), schedules=schedules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from tvm import tirx
@@ -14,17 +15,16 @@ from ...ir import constant_value, dims_of
 from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights, scale_and_offset
 from ...precision import Precision
 from ..target import Capabilities
-from .amx_tiling import on_tiles
+from .amx_tiling import candidates
 from .batched_matmul import build_batched_matmul
 from .epilogue import Epilogue, Position
 from .isa import arithmetic, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
-from .microkernel import Tasks
 from .operands import Reduction
 from .packing import as_operand, pack_weights
 from .signature import build_kernel, input_index
-from .tiling import Product, choose
+from .tiling import Product
 from .vector_math import Vector, fma
 from .vector_memory import Index, flat_view, load
 
@@ -48,8 +48,9 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
     groups, taps, depth, columns = weights.shape
     product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical,
                       rows.distance * unit.operand_bytes)
-    on_vectors = Tasks(product, choose(product, unit, capabilities, threads, rows.bytes_per_row(unit)))
-    rows, tasks = on_tiles(on_vectors, rows, unit, capabilities, threads)
+    ways = candidates(product, rows, unit, capabilities, threads, rows.bytes_per_row(unit))
+    way, schedules = request.pick(ways)
+    rows, tasks = way.rows, way.tasks
     epilogue, scaling, operand = prepare(request, capabilities, weights)
     packed = pack_weights(_whole_taps(operand, tasks.reading(rows.reduction, unit)), tasks.schedule.columns, unit)
     constants = (packed, *(with_slack(a, unit.lanes) for a in scaling))
@@ -67,7 +68,7 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
         tasks.emit(unit, parameters.constants[0], opened, finish)
 
     macs = rows.count * groups * taps * depth * columns
-    return build_kernel(request, unit, epilogue, constants, macs, emit)
+    return replace(build_kernel(request, unit, epilogue, constants, macs, emit), schedules=schedules)
 
 
 def prepare(request: KernelRequest, capabilities: Capabilities,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import tvm
@@ -19,6 +20,10 @@ from ...precision import Precision, Storage
 
 # Element types of storages as TIR buffers and NumPy arrays carry them: TVM's LLVM code generation has no bfloat.
 _BUFFER_DTYPES = {"bfloat16": "uint16"}
+
+# Schedules of a kernel that a request can ask for: the model is seldom further off.
+MOST_SCHEDULES = 6
+_Way = TypeVar("_Way")
 
 
 def buffer_dtype(storage: Storage) -> str:
@@ -37,6 +42,7 @@ class KernelRequest:
     per_channel : whether INT8 weights have one scale per output channel.
     correction : what INT8 adds to each output channel before the epilogue; empty: nothing.
     typical : an extent for every symbol, by name: what is fast at these is chosen; every extent is computed rightly.
+    schedule : which of the kernel's ``schedules`` to take, counted from 0, the best by the model.
     """
 
     group: Group
@@ -46,6 +52,7 @@ class KernelRequest:
     per_channel: bool = True
     correction: tuple[float, ...] = ()
     typical: tuple[tuple[str, int], ...] = ()
+    schedule: int = 0
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.group.parameters):
@@ -58,6 +65,22 @@ class KernelRequest:
         """An extent, or a number of elements, at the typical extents of the symbols."""
         return evaluate_dim(extent, dict(self.typical))
 
+    def pick(self, ranked: Iterable[_Way]) -> tuple[_Way, tuple[str, ...]]:
+        """The way to compute the group that the request asks for, of those that a model ranks, the best first; and in
+        words the few best, no two equal, which are what a request can ask for.
+
+        Raises PlanError where there are fewer.
+        """
+        best: dict[str, _Way] = {}
+        for way in ranked:
+            best.setdefault(str(way), way)
+            if len(best) == MOST_SCHEDULES:
+                break
+        if self.schedule >= len(best):
+            raise PlanError("the kernel has no such schedule", layer=self.group.name, found=self.schedule,
+                            expected=f"less than {len(best)}")
+        return list(best.values())[self.schedule], tuple(best)
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -69,12 +92,14 @@ class Kernel:
     constants : the packed weights and other arrays, in the order of the parameters.
     macs : multiply-adds of one call, at the typical extents of symbols.
     symbols : what the function takes between constants and outputs.
+    schedules : the schedules that requests of the kernel can ask for, in words, no two equal; none: there is one.
     """
 
     func: tvm.tirx.PrimFunc
     constants: tuple[np.ndarray, ...]
     macs: int
     symbols: tuple[tirx.Var, ...] = ()
+    schedules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Nothing is measured here: the same product on the same target always gets the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
@@ -149,10 +149,24 @@ class Schedule:
     tiles: Tiles | None = None
     across: bool = False
 
+    def __str__(self) -> str:
+        """The schedule in words, as the model chose it; equal for equal schedules of one product."""
+        tiles = f" in {self.tiles.count} tiles of {self.tiles.steps} steps" if self.tiles else ""
+        order = ", rows through all columns" if self.across else ""
+        return (f"{self.rows} rows{tiles} x {self.columns.vectors} vectors, "
+                f"{self.row_tasks} x {self.column_tasks} tasks, {self.chunks} chunks{order}")
+
 
 def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
            row_bytes: float = 0.0) -> Schedule:
-    """The schedule with the least predicted time of the slowest thread, at the typical extents of symbols.
+    """The first of the ``ranked`` schedules."""
+    return next(ranked(product, arithmetic, capabilities, threads, row_bytes))
+
+
+def ranked(product: Product, arithmetic: Arithmetic, capabilities: Capabilities, threads: int,
+           row_bytes: float = 0.0) -> Iterator[Schedule]:
+    """All schedules on vectors; the first has the least predicted time of the slowest thread, at the typical extents of
+    symbols. Some may be equal.
 
     row_bytes : bytes that a task reads or copies per row of the result; bounds the chunks.
     """
@@ -163,12 +177,12 @@ def choose(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
         for vectors in range(1, min(8, -(-aimed.columns // arithmetic.lanes)) + 1)
         for rows in range(1, min(14, aimed.rows) + 1) if arithmetic.registers(rows, vectors) <= capabilities.registers
         for split in ways_to_split(threads)]
-    schedule = min(candidates, key=lambda s: vector_cycles(aimed, s, arithmetic, capabilities))
-    if aimed.rows > known.rows:
-        splits = [replace(schedule, rows=1, row_tasks=r, column_tasks=c) for r, c in ways_to_split(threads)]
-        best = min(splits, key=lambda s: vector_cycles(known, s, arithmetic, capabilities))
-        schedule = replace(best, rows=schedule.rows)
-    return fitted(schedule, product, arithmetic, capabilities, row_bytes)
+    for schedule in sorted(candidates, key=lambda s: vector_cycles(aimed, s, arithmetic, capabilities)):
+        if aimed.rows > known.rows:
+            splits = [replace(schedule, rows=1, row_tasks=r, column_tasks=c) for r, c in ways_to_split(threads)]
+            best = min(splits, key=lambda s: vector_cycles(known, s, arithmetic, capabilities))
+            schedule = replace(best, rows=schedule.rows)
+        yield fitted(schedule, product, arithmetic, capabilities, row_bytes)
 
 
 def fitted(schedule: Schedule, product: Product, arithmetic: Arithmetic, capabilities: Capabilities,

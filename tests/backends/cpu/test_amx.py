@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from narrowcast.backends.cpu import peak
 from narrowcast.backends.cpu.amx import MatrixUnit, configuration
-from narrowcast.backends.cpu.amx_tiling import on_tiles
+from narrowcast.backends.cpu.amx_tiling import candidates
 from narrowcast.backends.cpu.convolution import build_conv
 from narrowcast.backends.cpu.isa import arithmetic
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.cpu.left_rows import MatrixRows
-from narrowcast.backends.cpu.microkernel import Tasks
 from narrowcast.backends.cpu.operands import Block, Finish, Left
-from narrowcast.backends.cpu.tiling import Product, Tiles, choose
+from narrowcast.backends.cpu.tiling import Product, Tiles
 from narrowcast.backends.cpu.vector_memory import Index
 from narrowcast.backends.target import Target
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision
@@ -176,9 +175,8 @@ def test_few_rows_stay_on_vectors() -> None:
     unit, capabilities = arithmetic(Precision.INT8, TARGET.capabilities), TARGET.capabilities
     for count, tiled in ((4, False), (64, True)):
         product = Product(count, 256, 64)
-        on_vectors = Tasks(product, choose(product, unit, capabilities, 2))
-        _, tasks = on_tiles(on_vectors, MatrixRows(count, 256), unit, capabilities, 2)
-        assert (tasks.schedule.tiles is not None) == tiled
+        best = next(candidates(product, MatrixRows(count, 256), unit, capabilities, 2))
+        assert (best.tasks.schedule.tiles is not None) == tiled
 
 
 def test_configuration_is_laid_out_as_the_manual_says() -> None:

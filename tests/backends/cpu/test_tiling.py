@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
 
+from narrowcast.backends.cpu.amx_tiling import candidates
 from narrowcast.backends.cpu.isa import arithmetic
+from narrowcast.backends.cpu.left_rows import MatrixRows
 from narrowcast.backends.cpu.microkernel import Tasks
 from narrowcast.backends.cpu.packing import pack_weights, to_bfloat16
-from narrowcast.backends.cpu.tiling import Columns, Product, choose
+from narrowcast.backends.cpu.tiling import Columns, Product, ceil_div, choose, ranked, vector_cycles
 from narrowcast.backends.target import Target
 from narrowcast.dims import evaluate_dim
 from narrowcast.precision import Precision
@@ -116,3 +118,21 @@ def test_equal_work_is_cut_where_less_crosses_cores() -> None:
     by_columns = choose(Product(48, 2048, 512, distance=2048), FP32, ZEN4, 2)
     assert (by_rows.row_tasks, by_rows.column_tasks) == (2, 1)
     assert (by_columns.row_tasks, by_columns.column_tasks) == (1, 2)
+
+
+def test_schedules_are_ranked_by_predicted_time() -> None:
+    product = Product(784, 128, 1152, distance=1024)
+    schedules = list(ranked(product, FP32, ZEN4, 2, row_bytes=2121.0))
+    cycles = [vector_cycles(product, s, FP32, ZEN4) for s in schedules]
+    assert schedules[0] == choose(product, FP32, ZEN4, 2, row_bytes=2121.0) and cycles == sorted(cycles)
+    assert len({str(s) for s in schedules}) == len(set(schedules)) > 20
+
+
+@pytest.mark.parametrize(("precision", "tiled"), [(Precision.INT8, True), (Precision.FP32, False)])
+def test_tiles_and_vectors_are_ranked_together(precision: Precision, tiled: bool) -> None:
+    capabilities = Target("sapphirerapids", 2).capabilities
+    unit = arithmetic(precision, capabilities)
+    product, rows = Product(784, 128, ceil_div(256, unit.depth)), MatrixRows(784, 256)
+    found = list(candidates(product, rows, unit, capabilities, 2))
+    assert [c.cycles for c in found] == sorted(c.cycles for c in found)
+    assert {c.tasks.schedule.tiles is not None for c in found} == ({True, False} if tiled else {False})
