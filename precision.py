@@ -32,7 +32,7 @@ class Precision(StrEnum):
 
 
 # What the multiply-adds of some kinds of groups do not read.
-LACKING_PRECISIONS = {"attention": frozenset({Precision.INT8}), "recurrent": frozenset({Precision.FP16})}
+LACKING_PRECISIONS = {"recurrent": frozenset({Precision.FP16})}
 # Products that FP16 adds up in float16 before the sum is added to a float32 accumulator.
 FP16_BLOCK = 16
 

@@ -18,9 +18,10 @@ from ..errors import VerificationError
 from ..ir import COMPUTE_KINDS, MOVEMENT_KINDS, Constant, Group
 from ..operators.quantization import grid_of
 from ..operators.reference import evaluate_call, evaluate_tensor
+from ..operators.reference_nn import attention_scores
 from ..operators.semantics import Value
 from ..precision import FP16_BLOCK, Precision
-from .numerics import GroupProgram, Stored, round_to, rounded_weights
+from .numerics import GroupProgram, Stored, probability_levels, round_to, rounded_weights
 
 _EPSILON = float(np.finfo(np.float32).eps)
 _EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the distance of neighbours, relative
@@ -153,6 +154,8 @@ def _accumulation(program: GroupProgram, precision: Precision, inputs: Sequence[
         return stored.real.abs() + shift
 
     magnitudes = [magnitude(a).double() for a in call.args]
+    if group.kind == "attention" and precision is Precision.INT8:
+        return _integer_attention_bound(program, operands)
     if group.kind == "attention":
         return _attention_bound(program, precision, operands)
     sums = evaluate_call(call, magnitudes, group.name, program.extents)
@@ -218,6 +221,32 @@ def _states_rounded(program: GroupProgram, precision: Precision, inputs: Sequenc
         differences = [(found - real).abs() for found, real in zip(results, expected, strict=True)]
         moved = [torch.maximum(m, d) for m, d in zip(moved, differences, strict=True)]
     return [2 * m.amax(dim=-1, keepdim=True).expand(m.shape) if m.numel() else m for m in moved]
+
+
+def _integer_attention_bound(program: GroupProgram, operands: Mapping[relax.Var, Stored]) -> torch.Tensor:
+    """Scores are exact sums, rounded with what is the same for all keys of a query still in them. The larger a power,
+    the likelier that brings it to the other side of a tie, which moves the result by at most one of the row's
+    levels: about as often as levels differ altogether, and a few times more."""
+    call = program.bindings[0].value
+    q, k, v = (operands[a] for a in call.args[:3])
+    bias = None
+    if len(call.args) > 3:
+        bias = program.constants[call.args[3]] if isinstance(call.args[3], Constant) else operands[call.args[3]].real
+    scores = attention_scores(q.real, k.real, bias, call)
+    scale = float(call.attrs.scale) if call.attrs.scale is not None else q.real.shape[-1] ** -0.5
+    largest = scale * q.real.shape[-1] * _reach(q) * _reach(k) + (float(bias.abs().max()) if bias is not None else 0.0)
+    relative = _EPSILON * (4 * largest + 2 * _FUNCTION_ULPS)
+    total = probability_levels(scores).sum(dim=-1).double().clamp_min(1).permute(0, 2, 1)[..., None]
+    flips, rounding = 4 + 4 * relative * total, 4 * _EPSILON * _reach(v)
+    return (flips * 2 * _reach(v) / total + rounding).expand(*total.shape[:-1], v.real.shape[-1])
+
+
+def _reach(stored: Stored) -> float:
+    """The largest magnitude of levels, without zero point or with that of signed levels, in the units of the tensor."""
+    qparams = stored.storage.qparams
+    if qparams is None:
+        raise VerificationError("an INT8 operand must be stored in uint8", found=stored.storage.dtype)
+    return qparams.scale * (255 + abs(128 - qparams.zero_point))
 
 
 def _conditioning(program: GroupProgram, inputs: Sequence[Stored], value: torch.Tensor,

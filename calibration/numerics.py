@@ -18,6 +18,7 @@ from ..dims import NO_SYMBOLS
 from ..errors import PlanError, VerificationError
 from ..ir import COMPUTE_KINDS, Constant, Expr, Group, constant_value, op_name, outputs_of
 from ..operators.quantization import (
+    PROBABILITY_LEVELS,
     grid_of,
     quantize_matrices,
     quantize_weights,
@@ -91,6 +92,12 @@ def rounded_weights(weights: torch.Tensor, call: relax.Call, precision: Precisio
 def round_to(values: torch.Tensor, precision: Precision) -> torch.Tensor:
     """Values rounded to nearest even in a floating point precision, as float32."""
     return values if precision is Precision.FP32 else values.to(_ROUNDED_TO[precision]).float()
+
+
+def probability_levels(scores: torch.Tensor) -> torch.Tensor:
+    """What INT8 multiplies with the values: u8 levels, as float32, of the powers of the scores [..., keys]."""
+    powers = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
+    return torch.round(powers * PROBABILITY_LEVELS)
 
 
 class GroupProgram:
@@ -261,21 +268,17 @@ class _Anchor:
         rounding behind these where integers are rounded at once."""
         name, kind = self.program.group.name, self.program.group.kind
         if kind == "attention":
-            self._require_precision()
-            return self._attention(), 1, None
+            return (self._integer_attention() if self.precision is Precision.INT8 else self._attention()), 1, None
         if self.precision is not Precision.INT8:
             operands = [self._rounded(a) for a in self.call.args]
             return evaluate_tensor(self.call, operands, name, self.program.extents), 1, None
         return (self._batched(), 1, None) if kind == "batched_matmul" else self._integer()
 
-    def _require_precision(self) -> None:
-        group = self.program.group
-        if self.precision in LACKING_PRECISIONS[group.kind]:
-            raise PlanError(f"{group.kind} has no {self.precision.upper()} form", layer=group.name)
-
     def recurrent(self, rounding: Rounding) -> Value:
         """The results of a recurrent layer."""
-        self._require_precision()
+        group = self.program.group
+        if self.precision in LACKING_PRECISIONS[group.kind]:
+            raise PlanError(f"recurrent layers have no {self.precision.upper()} form", layer=group.name)
         form, operands = recurrence_of(self.call), operands_of(self.call)
         x, w, r = (operands[n] for n in ("x", "w", "r"))
         products: list[Products]
@@ -296,11 +299,21 @@ class _Anchor:
     def _rounded(self, expr: Expr) -> torch.Tensor:
         return round_to(self._real(expr), self.precision)
 
+    def _bias_of_scores(self) -> torch.Tensor | None:
+        return self._real(self.call.args[3]) if len(self.call.args) > 3 else None
+
     def _attention(self) -> torch.Tensor:
         q, k, v = (self._rounded(a) for a in self.call.args[:3])
-        bias = self._real(self.call.args[3]) if len(self.call.args) > 3 else None
-        probabilities = torch.softmax(attention_scores(q, k, bias, self.call), dim=-1)
+        probabilities = torch.softmax(attention_scores(q, k, self._bias_of_scores(), self.call), dim=-1)
         return torch.matmul(round_to(probabilities, self.precision), v.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
+
+    def _integer_attention(self) -> torch.Tensor:
+        (q, of_q), (k, of_k), (v, of_v) = map(self._centred, self.call.args[:3])
+        unit = np.float64(of_q.scale) * of_k.scale
+        scores = attention_scores(q.double() * float(unit), k.double(), self._bias_of_scores(), self.call).float()
+        levels = probability_levels(scores).double()
+        sums = torch.matmul(levels, v.double().permute(0, 2, 1, 3))
+        return (sums * (of_v.scale / levels.sum(dim=-1, keepdim=True))).float().permute(0, 2, 1, 3)
 
     def _centred(self, expr: Expr) -> tuple[torch.Tensor, QParams]:
         stored = self.operands[expr]

@@ -22,6 +22,10 @@ LONGEST_INT8_SUM = (2**31 - 1) // (255 * 128)
 STATE_LEVELS, STATE_ZERO_POINT = 127, 128
 LEAST_STATE = 1e-30
 
+# An attention's probabilities in INT8: ``round(PROBABILITY_LEVELS · exp(score - highest score))``, divided by their
+# sum.
+PROBABILITY_LEVELS = 255
+
 # The level that the largest weight of a channel has, in the order of preference.
 _LARGEST = (127, 128, *range(126, 0, -1))
 # How far a weight may be from a level, in levels: float32's rounding of weights and scales, at most 2**-15, twice.

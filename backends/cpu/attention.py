@@ -3,6 +3,11 @@
 A unit of work is one head of one batch item (or a part of its queries). It packs the head's keys and values, then
 takes a few queries at a time: scores by the micro-kernel, softmax in float32, probabilities (rounded to the group's
 precision) times the values by the micro-kernel again.
+
+In INT8 keys and values are packed as s8, 128 less than their levels. What that and the keys' zero point add to a score
+is the same for all keys of a query and does not change the softmax, so it is left out. The powers of a row are u8
+levels of the largest; their sum, with which the row is divided, is that of the levels, so that the values' zero point
+adds a constant.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from tvm.script.ir_builder import tirx as T
 from ...dims import Dim, equal_dims, is_one, simplified
 from ...errors import PlanError, UnsupportedOperatorError, VerificationError
 from ...ir import Constant, constant_value, dims_of
-from ...precision import BFLOAT16, FLOAT32, Precision, Storage
+from ...operators.quantization import PROBABILITY_LEVELS
+from ...precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 from ..target import Capabilities
 from .amx import MatrixUnit, tiles_at_work
 from .amx_tiling import has_tiles
@@ -31,8 +37,8 @@ from .operands import Block, Finish, Left, Reduction
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
 from .tiling import Columns, Product, Schedule, Tiles, ceil_div, ranked
-from .vector_math import Vector, bound, exp, fma, larger, splat
-from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store
+from .vector_math import Vector, bound, exp, fma, intrinsic, larger, splat, vector_type
+from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store, to_levels
 
 # Rows whose softmax is computed side by side.
 _SOFTMAX_ROWS = 4
@@ -94,12 +100,42 @@ class _Bias:
 
 
 @dataclass(frozen=True)
+class _Operands:
+    """The queries, and a head's packed keys and values; what the sums of scores start with (None: 0)."""
+
+    queries: tirx.Buffer
+    keys: tirx.Buffer
+    values: tirx.Buffer
+    starts: tirx.Buffer | None
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """INT8: the parameters of query, key and value."""
+
+    query: QParams
+    key: QParams
+    value: QParams
+
+    @property
+    def score_unit(self) -> float:
+        """What a product of a query and a key is worth."""
+        return float(np.float64(self.query.scale) * self.key.scale)
+
+    @property
+    def value_offset(self) -> float:
+        """What values have that packed ones lack."""
+        return float(np.float64(self.value.scale) * (128 - self.value.zero_point))
+
+
+@dataclass(frozen=True)
 class Attention:
     """Emits an attention kernel's loops.
 
     rows : queries of a tile; scores, values : the cut of the keys and of the values' width into column blocks;
     parts : units into which the queries of a head are cut.
     tiled : how matrix tiles multiply a tile of queries; None: vectors do. matrix : these tiles inside a task.
+    levels : INT8.
     """
 
     shape: AttentionShape
@@ -112,6 +148,12 @@ class Attention:
     epilogue: Epilogue
     tiled: Schedule | None = None
     matrix: MatrixUnit | None = None
+    levels: _Levels | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """What the sum of products of a score is multiplied with."""
+        return self.shape.scale * (self.levels.score_unit if self.levels else 1.0)
 
     @property
     def pitch(self) -> Dim:
@@ -137,11 +179,13 @@ class Attention:
             sizes = (self.key_steps * self.scores.count, self.value_steps * self.values.count)
             keys, values = (named(name, T.alloc_buffer((size * unit.panel,), unit.weight))
                             for name, size in zip(("keys", "values"), sizes, strict=True))
+            has_starts = self.levels is not None and self.levels.query.zero_point > 0
+            starts = T.alloc_buffer((self.scores.count * unit.lanes,), "int32") if has_starts else None
             with (tiles_at_work(unit, self.tiled) as matrix,
                   span("item", task * units // tasks, (task + 1) * units // tasks) as item):
                 part, head = item % self.parts, bind("head", item // self.parts)
-                self._emit_pack(sources, head, keys, values)
-                operands = sources[0], keys, values
+                self._emit_pack(sources, head, keys, values, starts)
+                operands = _Operands(sources[0], keys, values, starts)
                 replace(self, matrix=matrix)._emit_queries(
                     (part * tiles // self.parts, (part + 1) * tiles // self.parts),
                     lambda emitter, tiles: emitter._emit_tiles(operands, bias, head, tiles))
@@ -159,30 +203,43 @@ class Attention:
             with T.Else():
                 body(replace(self, rows=1), (tiles[0] * rows, T.min(tiles[1] * rows, queries)))
 
-    def _emit_tiles(self, operands: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer], bias: _Bias | None, head: Index,
-                    tiles: tuple[Index, Index]) -> None:
-        """Emit the loop over tiles of queries; the operands are the queries, and the head's packed keys and values."""
-        source, keys, values = operands
+    def _emit_tiles(self, operands: _Operands, bias: _Bias | None, head: Index, tiles: tuple[Index, Index]) -> None:
+        """Emit the loop over tiles of queries."""
         with span("tile", *tiles) as tile:
             query = bind("query", T.min(tile * self.rows, self.shape.queries - self.rows))
             scores = named("scores", T.alloc_buffer((self.rows * self.pitch,), "float32"))
-            self._emit_scores(source, keys, scores, head, query, bias)
-            probabilities = self._emit_softmax(scores)
-            self._emit_values(probabilities, values, head, query)
+            self._emit_scores(operands, scores, head, query, bias)
+            factors = named("factors", T.alloc_buffer((self.rows,), "float32")) if self.levels else None
+            probabilities = self._emit_softmax(scores, factors)
+            self._emit_values(probabilities, operands.values, head, query, factors)
 
     def _origin(self, head: Index, sequence: Dim, size: int) -> Index:
         """Where a head of q, k or v starts; ``head`` counts through the batch."""
         heads = self.shape.heads
         return head // heads * (sequence * heads * size) + head % heads * size
 
-    def _emit_pack(self, sources: Sequence[tirx.Buffer], head: Index, keys: tirx.Buffer, values: tirx.Buffer) -> None:
+    def _emit_pack(self, sources: Sequence[tirx.Buffer], head: Index, keys: tirx.Buffer, values: tirx.Buffer,
+                   starts: tirx.Buffer | None) -> None:
         shape = self.shape
         key = Matrix(sources[1], bind("key_origin", self._origin(head, shape.keys, shape.depth)),
                      shape.heads * shape.depth, shape.keys, shape.depth)
         value = Matrix(sources[2], bind("value_origin", self._origin(head, shape.keys, shape.width)),
                        shape.heads * shape.width, shape.keys, shape.width)
-        self._emit_panels(self.scores, self.key_steps, keys, key, emit_pack_transposed)
+        self._emit_panels(self.scores, self.key_steps, keys, key,
+                          lambda unit, matrix, column, panel: self._emit_pack_keys(matrix, column, panel, starts))
         self._emit_panels(self.values, self.value_steps, values, value, emit_pack)
+
+    def _emit_pack_keys(self, keys: Matrix, column: Index, panel: Panel, starts: tirx.Buffer | None) -> None:
+        """Pack keys; ``starts`` gets what the sums of their scores begin with, which takes the queries' zero point
+        away."""
+        if starts is None or self.levels is None:
+            emit_pack_transposed(self.unit, keys, column, panel)
+            return
+        emit_pack_transposed(self.unit, keys, column, panel, (starts, column))
+        factor = splat(-self.levels.query.zero_point, self.unit.lanes, "int32")
+        for j in range(panel.vectors):
+            at = column + j * self.unit.lanes
+            store(starts, at, load(starts, at, self.unit.lanes) * factor, self.unit.lanes)
 
     def _emit_panels(self, columns: Columns, steps: Dim, packed: tirx.Buffer, matrix: Matrix,
                      pack: Callable[[Arithmetic, Matrix, Index, Panel], None]) -> None:
@@ -197,10 +254,10 @@ class Attention:
 
             by_kind(columns, block, self.unit.lanes, body)
 
-    def _emit_scores(self, source: tirx.Buffer, keys: tirx.Buffer, scores: tirx.Buffer, head: Index, query: Index,
+    def _emit_scores(self, operands: _Operands, scores: tirx.Buffer, head: Index, query: Index,
                      bias: _Bias | None) -> None:
         """Scores of a tile of queries: scaled, biased, -inf where there is no key."""
-        unit, columns, left = self.unit, self.scores, self._queries(source, head, query)
+        unit, columns, left = self.unit, self.scores, self._queries(operands.queries, head, query)
         with T.serial(columns.blocks) as block:
             named("block", block)
             first = bind("first", columns.offset(block, self.key_steps * unit.panel))
@@ -212,7 +269,8 @@ class Attention:
                     value = self._score(acc, head, query + i, key, valid, bias)
                     store(scores, i * self.pitch + key, value, unit.lanes)
 
-                self._emit_product(left, Block(vectors, keys, first), finish)
+                initial = None if operands.starts is None else (operands.starts, columns.offset(block, unit.lanes))
+                self._emit_product(left, Block(vectors, operands.keys, first, initial=initial), finish)
 
             by_kind(columns, block, unit.lanes, body)
 
@@ -246,15 +304,16 @@ class Attention:
 
     def _score(self, acc: Vector, head: Index, query: Index, key: Index, valid: Index,
                bias: _Bias | None) -> Vector:
-        lanes, shape = self.unit.lanes, self.shape
-        score = acc * splat(shape.scale, lanes)
+        lanes, shape, scale = self.unit.lanes, self.shape, splat(self.score_scale, self.unit.lanes)
+        acc = T.Cast(vector_type("float32", lanes), acc) if self.levels else acc
+        score = acc * scale
         if bias is not None:
             row = row_index(bias.shape[:3], (shape.batch, shape.heads, shape.queries), head * shape.queries + query)
             if is_one(bias.shape[3]):
                 added = splat(load_float(bias.view, row, 1, 1, bias.storage), lanes)
             else:
                 added = load_float(bias.view, row * shape.keys + key, lanes, valid, bias.storage)
-            score = fma(acc, splat(shape.scale, lanes), added)
+            score = fma(acc, scale, added)
         nothing = splat(-math.inf, lanes)
         if not (isinstance(valid, int) and valid == lanes):
             score = T.Select(T.ramp(0, 1, lanes) < splat(valid, lanes, "int32"), score, nothing)
@@ -266,23 +325,26 @@ class Attention:
             score = T.Select(T.ramp(key, 1, lanes) <= seen, score, nothing)
         return score
 
-    def _emit_softmax(self, scores: tirx.Buffer) -> tirx.Buffer:
-        """Softmax of every row of ``scores``; the probabilities as the multiply-add reads them."""
+    def _emit_softmax(self, scores: tirx.Buffer, factors: tirx.Buffer | None) -> tirx.Buffer:
+        """Softmax of every row of ``scores``; the probabilities as the multiply-add reads them. In INT8 these are
+        levels, and ``factors`` gets what the products of a row with values are worth."""
         operand = self.unit.operand
         narrow = operand != "float32"
         result = named("probabilities", T.alloc_buffer((self.rows * self.pitch,), operand)) if narrow else scores
         if self.matrix is not None:
             with T.serial(self.rows // _SOFTMAX_ROWS) as some:
                 first = named("some", some) * _SOFTMAX_ROWS
-                self._emit_softmax_rows(scores, result, [(first + r) * self.pitch for r in range(_SOFTMAX_ROWS)])
+                self._emit_softmax_rows(scores, result, [first + r for r in range(_SOFTMAX_ROWS)], factors)
             return result
         for first in range(0, self.rows, _SOFTMAX_ROWS):
             rows = range(first, min(first + _SOFTMAX_ROWS, self.rows))
-            self._emit_softmax_rows(scores, result, [row * self.pitch for row in rows])
+            self._emit_softmax_rows(scores, result, list(rows), factors)
         return result
 
-    def _emit_softmax_rows(self, scores: tirx.Buffer, result: tirx.Buffer, starts: list[Dim]) -> None:
-        """Softmax of the rows at ``starts``, side by side, so that one row's latencies hide behind the others."""
+    def _emit_softmax_rows(self, scores: tirx.Buffer, result: tirx.Buffer, rows: list[Index],
+                           factors: tirx.Buffer | None) -> None:
+        """Softmax of ``rows``, side by side, so that one row's latencies hide behind the others."""
+        starts = [row * self.pitch for row in rows]
         lanes, vectors = self.unit.lanes, ceil_div(self.shape.keys, self.unit.lanes)
         states = [named(f"state_{r}", T.alloc_buffer((lanes,), "float32")) for r in range(len(starts))]
         for state, at in zip(states, starts, strict=True):
@@ -298,19 +360,28 @@ class Attention:
             named("i", i)
             for state, at, top in zip(states, starts, highest, strict=True):
                 power = bound(exp(load(scores, at + i * lanes, lanes) - top))
-                store(scores, at + i * lanes, power, lanes)
+                if self.levels is not None:
+                    power = bound(intrinsic("llvm.rint", power * splat(float(PROBABILITY_LEVELS), lanes)))
+                    store(result, at + i * lanes, to_levels(power, 0), lanes)
+                else:
+                    store(scores, at + i * lanes, power, lanes)
                 store(state, 0, load(state, 0, lanes) + power, lanes)
         totals = [reduced(T.bind(load(state, 0, lanes)), lambda a, b: a + b) for state in states]
-        factors = [bound(splat(tirx.const(1.0, "float32") / total, lanes)) for total in totals]
+        if self.levels is not None:
+            for row, total in zip(rows, totals, strict=True):
+                T.buffer_store(factors, tirx.const(self.levels.value.scale, "float32") / total, [row])
+            return
+        inverses = [bound(splat(tirx.const(1.0, "float32") / total, lanes)) for total in totals]
         with T.serial(vectors) as i:
             named("i", i)
-            for at, factor in zip(starts, factors, strict=True):
+            for at, factor in zip(starts, inverses, strict=True):
                 probability = load(scores, at + i * lanes, lanes) * factor
                 if result.dtype != scores.dtype:
                     probability = encode(probability, Storage(self.unit.precision.storage_dtype), self.features)
                 store(result, at + i * lanes, probability, lanes)
 
-    def _emit_values(self, probabilities: tirx.Buffer, values: tirx.Buffer, head: Index, query: Index) -> None:
+    def _emit_values(self, probabilities: tirx.Buffer, values: tirx.Buffer, head: Index, query: Index,
+                     factors: tirx.Buffer | None) -> None:
         """Probabilities times values, through the epilogue."""
         shape, unit, columns = self.shape, self.unit, self.values
         pitch = self.pitch
@@ -325,6 +396,9 @@ class Attention:
                     row = (head // shape.heads * shape.queries + query + i) * shape.heads + head % shape.heads
                     valid = last if j == vectors - 1 else unit.lanes
                     column = columns.offset(block, unit.lanes) + j * unit.lanes
+                    if self.levels is not None and factors is not None:
+                        acc = fma(T.Cast(vector_type("float32", unit.lanes), acc), splat(factors[i], unit.lanes),
+                                  splat(self.levels.value_offset, unit.lanes))
                     self.epilogue.emit(acc, Position(row, column), valid)
 
                 self._emit_product(left, Block(vectors, values, first), finish)
@@ -356,9 +430,7 @@ def _on_tiles(emitter: Attention, capabilities: Capabilities, split: int) -> Att
 
 
 def build_attention(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
-    """The kernel of an attention group in FP32, FP16 or BF16, with its epilogue."""
-    if request.precision is Precision.INT8:
-        raise PlanError("attention computes in fp32, fp16 or bf16", layer=request.group.name, found=request.precision)
+    """The kernel of an attention group with its epilogue."""
     call = request.group.anchor.value
     shape = AttentionShape.of(call, request.group.name)
     unit = arithmetic(request.precision, capabilities)
@@ -370,7 +442,8 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
     split = next(s for s in range(1, threads + 1) if items * s % threads == 0 or items >= 8 * threads)
     parts = min(split, -(-request.typically(shape.queries) // schedule.rows))
     epilogue = Epilogue(request, capabilities, request.group.anchor)
-    emitter = Attention(shape, unit, schedule.rows, schedule.columns, values, parts, capabilities.features, epilogue)
+    emitter = Attention(shape, unit, schedule.rows, schedule.columns, values, parts, capabilities.features, epilogue,
+                        levels=_levels_of(request) if request.precision is Precision.INT8 else None)
     emitter = _on_tiles(emitter, capabilities, split)
     bias_argument = call.args[3] if len(call.args) > 3 else None
     constants: tuple[np.ndarray, ...] = ()
@@ -388,6 +461,13 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
     macs = shape.batch * shape.heads * shape.queries * shape.keys * (shape.depth + shape.width)
     kernel = build_kernel(request, unit, epilogue, constants, macs, emit)
     return kernel if emitter.tiled else replace(kernel, schedules=schedules)
+
+
+def _levels_of(request: KernelRequest) -> _Levels:
+    query, key, value = (request.inputs[input_index(request, a)].qparams for a in request.group.anchor.value.args[:3])
+    if query is None or key is None or value is None:
+        raise PlanError("INT8 operands must be stored in uint8", layer=request.group.name, found=request.inputs[:3])
+    return _Levels(query, key, value)
 
 
 def _bias(request: KernelRequest, argument: tvm.ir.Expr | None, parameters: Parameters) -> _Bias | None:

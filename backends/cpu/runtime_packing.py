@@ -106,16 +106,16 @@ def _interleaved(unit: Arithmetic, rows: list[Vector]) -> Vector:
     order = [d * unit.lanes + lane for part in range(unit.parts) for lane in range(unit.lanes)
              for d in range(part, unit.depth, unit.parts)]
     mixed = T.Shuffle(rows, order)
-    if unit.precision is not Precision.INT8:
-        return mixed
-    signed = T.reinterpret(vector_type("int8", unit.panel), mixed)
-    return signed if unit.weight == "int8" else T.Cast(vector_type(unit.weight, unit.panel), signed)
+    return _signed(unit, mixed) if unit.precision is Precision.INT8 else mixed
 
 
-def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: Panel) -> None:
-    """Pack rows of ``right`` as columns, from row ``column`` on; the reduction runs along its columns (not INT8).
+def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: Panel,
+                         sums: tuple[tirx.Buffer, Index] | None = None) -> None:
+    """Pack rows of ``right`` as columns, from row ``column`` on; the reduction runs along its columns.
 
-    Squares of ``lanes × lanes`` words, a step's elements each, are transposed in registers.
+    In INT8 the u8 elements become s8 by subtracting 128, from 0 beyond the end of a row; ``sums`` (buffer, offset) gets
+    the sums of the packed columns. Squares of ``lanes × lanes`` words, a step's elements each, are transposed in
+    registers.
     """
     steps = -(-right.columns // unit.depth)
     with T.serial(panel.vectors) as vector:
@@ -130,6 +130,21 @@ def emit_pack_transposed(unit: Arithmetic, right: Matrix, column: Index, panel: 
                     _emit_squares(unit, right, column, panel, vector, unit.lanes, steps)
                 with T.Else():
                     _emit_squares(unit, right, column, panel, vector, panel.last, steps)
+    if sums is not None:
+        _emit_sums(unit, panel, steps, sums)
+
+
+def _emit_sums(unit: Arithmetic, panel: Panel, steps: int, sums: tuple[tirx.Buffer, Index]) -> None:
+    """Sums of the packed columns of a panel, int32."""
+    ones = splat(tirx.const(1, "uint8"), unit.panel)
+    for j in range(panel.vectors):
+        total = named(f"sum_{j}", T.alloc_buffer((unit.lanes,), "int32"))
+        store(total, 0, splat(0, unit.lanes, "int32"), unit.lanes)
+        with T.serial(steps) as k:
+            at = panel.first + (k * panel.vectors + j) * unit.panel
+            packed = load(panel.packed, at, unit.panel)
+            store(total, 0, unit.multiply_add(load(total, 0, unit.lanes), ones, packed), unit.lanes)
+        store(sums[0], sums[1] + j * unit.lanes, load(total, 0, unit.lanes), unit.lanes)
 
 
 def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, vector: Index, present: Index,
@@ -146,12 +161,12 @@ def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, 
         for i in range(known):
             line = row + i if isinstance(present, int) else T.min(row + i, right.rows - 1)
             at = right.origin + line * right.pitch + begin * unit.depth
-            rows.append(bind(f"row_{i}", _words(unit, load(right.source, at, unit.panel, elements))))
+            rows.append(bind(f"row_{i}", _words(unit, _line(unit, right.source, at, elements))))
         zero = splat(tirx.const(0, _word(unit)), unit.lanes)
         columns = transposed(rows + [zero] * (unit.lanes - known))
         for s in range(count):
             at = panel.first + ((begin + s) * panel.vectors + vector) * unit.panel
-            store(panel.packed, at, T.reinterpret(vector_type(unit.weight, unit.panel), columns[s]), unit.panel)
+            store(panel.packed, at, _as_weights(unit, columns[s]), unit.panel)
 
     whole = full if right.columns >= full * unit.panel else full - 1
     if whole:
@@ -161,6 +176,36 @@ def _emit_squares(unit: Arithmetic, right: Matrix, column: Index, panel: Panel, 
         square(whole * unit.lanes, unit.lanes)
     if rest:
         square(full * unit.lanes, rest)
+
+
+def _line(unit: Arithmetic, source: tirx.Buffer, at: Index, elements: int) -> Vector:
+    """The first ``elements`` of a vector of a step's elements, 0 in place of others. Two or three bytes one by one:
+    LLVM 22 gets their masked loads wrong where there are no mask registers."""
+    if not 1 < elements < unit.depth:
+        return load(source, at, unit.panel, elements)
+    vector = splat(tirx.const(0, unit.operand), unit.panel)
+    for i in reversed(range(elements)):
+        until = T.ramp(0, 1, unit.panel) < splat(i + 1, unit.panel, "int32")
+        vector = T.Select(until, splat(source[at + i], unit.panel), vector)
+    return vector
+
+
+def _as_weights(unit: Arithmetic, words: Vector) -> Vector:
+    """One packed vector from the elements of a step in every lane."""
+    if unit.precision is not Precision.INT8:
+        return T.reinterpret(vector_type(unit.weight, unit.panel), words)
+    elements = T.bitwise_xor(T.reinterpret(vector_type("uint8", unit.panel), words),
+                             splat(tirx.const(0x80, "uint8"), unit.panel))
+    if unit.parts > 1:
+        elements = T.Shuffle([elements], [lane * unit.depth + d for part in range(unit.parts)
+                                          for lane in range(unit.lanes) for d in range(part, unit.depth, unit.parts)])
+    return _signed(unit, elements)
+
+
+def _signed(unit: Arithmetic, elements: Vector) -> Vector:
+    """Bytes as the weights of INT8."""
+    signed = T.reinterpret(vector_type("int8", unit.panel), elements)
+    return signed if unit.weight == "int8" else T.Cast(vector_type(unit.weight, unit.panel), signed)
 
 
 def _word(unit: Arithmetic) -> str:

@@ -46,7 +46,7 @@ def full_plan(evaluator: Evaluator, precision: Precision, qparams: dict[str, QPa
 
     decisions = []
     for group in evaluator.groups:
-        computes = group.exact_inputs and not (group.kind == "attention" and precision is Precision.INT8)
+        computes = group.exact_inputs
         stores = (FLOAT32, low(group.name)) if group.kind in EPILOGUE_KINDS else (FLOAT32,)
         decisions.append(Decision(group.name, group.kind, precision if computes else Precision.FP32, "test", stores,
                                   per_channel))

@@ -102,7 +102,7 @@ def test_predicts_the_noise_of_convolutions(conv: Prepared, conv_sensitivities: 
 
 @pytest.mark.parametrize(("group", "precision"), [
     ("query", Precision.INT8), ("output", Precision.BF16), ("up", Precision.INT8), ("scores", Precision.INT8),
-    ("scores", Precision.BF16), ("attention", Precision.BF16)])
+    ("scores", Precision.BF16), ("attention", Precision.BF16), ("attention", Precision.INT8)])
 def test_predicts_the_noise_of_a_transformer(attention: Prepared, attention_sensitivities: Sensitivities, group: str,
                                              precision: Precision) -> None:
     measured = attention.measure(attention.only_compute(group, precision))
