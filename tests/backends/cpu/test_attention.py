@@ -9,22 +9,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 
 from narrowcast import ir
 from narrowcast.backends.cpu.attention import build_attention
-from narrowcast.backends.cpu.build import run_kernel
+from narrowcast.backends.cpu.build import call_kernel, compile_functions, run_kernel
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.target import Target
 from narrowcast.calibration.agreement import group_agreement
-from narrowcast.calibration.numerics import Stored
+from narrowcast.calibration.numerics import GroupProgram, Stored
 from narrowcast.errors import PlanError
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 
 from .groups import NATIVE, assert_close, execute, group_of, storage_for, stored
+from .symbolic import symbolic_group
 from .tiers import INT8_TIERS
 
-OUTPUTS = (FLOAT32, BFLOAT16, Storage("uint8", QParams(0.05, 128)))
+U8 = QParams(0.05, 128)
+OUTPUTS = (FLOAT32, BFLOAT16, Storage("uint8", U8))
 PRECISIONS = pytest.mark.parametrize("precision", [
     pytest.param(Precision.FP32, marks=pytest.mark.isa("avx2"), id="fp32"),
     pytest.param(Precision.BF16, marks=pytest.mark.isa("avx512_bf16"), id="bf16"),
@@ -138,6 +140,28 @@ def test_tiers_of_int8(target: Target) -> None:
        depth=st.integers(1, 70), width=st.integers(1, 40))
 def test_sizes_of_int8(batch: int, queries: int, keys: int, heads: int, depth: int, width: int) -> None:
     check(Precision.INT8, Case(batch, queries, keys, heads, depth, width))
+
+
+@pytest.mark.parametrize("causal", [None, "TopLeft"])
+def test_int8_at_any_extents(causal: str | None) -> None:
+    batch, queries, keys, heads = (tirx.Var(n, "int64") for n in ("b", "m", "k", "h"))
+    shapes = [(batch, queries, heads, 7), (batch, keys, heads, 7), (batch, keys, heads, 5)]
+    group = symbolic_group("attention", shapes, lambda b, p: b.emit(
+        relax.op.nn.attention(*p, scale=0.3, causal_mask=causal), "layer"))
+    storages = (Storage("uint8", QParams(0.03, 120)), Storage("uint8", QParams(0.03, 0)), Storage("uint8", U8))
+    typical = (("b", 2), ("h", 3), ("k", 40), ("m", 20))
+    request = KernelRequest(group, Precision.INT8, storages, (FLOAT32,), typical=typical)
+    kernel = build_attention(request, NATIVE.capabilities, 2)
+    module = compile_functions({"layer": kernel.func}, NATIVE.tvm_target())
+    rng = np.random.default_rng(3)
+    for b, m, k, h in ((2, 20, 40, 3), (1, 1, 1, 1), (3, 5, 67, 2), (1, 33, 16, 1)):
+        sizes = ((b, m, h, 7), (b, k, h, 7), (b, k, h, 5))
+        levels = [torch.from_numpy(rng.integers(0, 256, size, np.uint8)) for size in sizes]
+        read = [Stored(x, s) for x, s in zip(levels, storages, strict=True)]
+        found, = call_kernel(module["layer"], request, kernel, [x.numpy() for x in levels])
+        program = GroupProgram(group).at({"b": b, "m": m, "k": k, "h": h})
+        agreement = group_agreement(program, Precision.INT8, read, [Stored(torch.from_numpy(found), FLOAT32)])
+        assert agreement.ok, agreement.detail
 
 
 def test_int8_reads_levels_only() -> None:
