@@ -1,6 +1,6 @@
 """The choice between a kernel's schedules by measuring: the few that the model ranks best run on this machine, in
-turns, and the fastest is taken. Comparisons are kept beside the costs, so that a kernel is compared once and every
-later compilation makes the same choice.
+turns, and the fastest is taken where it is faster than the model's own by more than noise. Comparisons are kept
+beside the costs, so that a kernel is compared once and every later compilation makes the same choice.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from .target import Target
 
 # Kernels whose schedules are compiled, and timed in turns, together.
 _TOGETHER = 5
+# Of the time of the model's own schedule, what a faster one takes at most.
+_FASTER = 0.97
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest schedule of a kernel.
+    """The schedule of a kernel that was measured to be the fastest; the model's own unless another is clearly faster.
 
     key : what the comparison is kept under: equal for kernels that differ in names and values only.
     schedule : its place in the model's ranking.
@@ -80,5 +82,5 @@ class Tuner:
     def _fastest(self, key: str, kernel: Kernel) -> Choice:
         times = self.table.race(key, kernel.schedules)
         assert times is not None, "it was compared"
-        best = times.index(min(times))
+        best = times.index(min(times)) if min(times) < _FASTER * times[0] else 0
         return Choice(key, best, times[0], times[best])

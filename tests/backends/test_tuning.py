@@ -130,3 +130,12 @@ def test_kernels_are_timed_in_the_order_they_are_given() -> None:
     small, large = emitted(linear(4, 8, 16)), emitted(linear(256, 512, 512))
     times = time_kernels([large, small, large], TARGET)
     assert times[1] < min(times[0], times[2])
+
+
+def test_what_is_hardly_faster_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = linear(64, 64, 96)
+    for last, expected in ((98.0, 0), (90.0, len(emitted(request).schedules) - 1)):
+        monkeypatch.setattr(tuning, "time_kernels",
+                            lambda kernels, *_, last=last: [100.0] * (len(kernels) - 1) + [last])
+        (choice,) = tuner(tmp_path / f"{last}.json").choose([request])
+        assert choice is not None and (choice.schedule, choice.fastest_us) == (expected, last if expected else 100.0)
