@@ -80,8 +80,8 @@ def _export(module: torch.nn.Module, example_inputs: Any,
     try:
         shapes = read_dynamic_shapes(module, args, kwargs, dynamic_shapes)
         with _quiet(), _inference_form(module), WholeRecurrentLayers():
-            traced = pytree.tree_map_only(torch.Tensor, shapes.traceable, (args, kwargs))
-            exported = _exported(module, *traced, shapes.for_export)
+            traced, named = pytree.tree_map_only(torch.Tensor, shapes.traceable, (args, kwargs))
+            exported = _exported(module, traced, named, shapes.for_export)
     except ImportModelError:
         raise
     except Exception as error:  # the user's own forward() runs in there and can raise anything
