@@ -80,7 +80,8 @@ def candidates(product: Product, rows: Rows, arithmetic: Arithmetic, capabilitie
     row_bytes : bytes that a task on vectors reads or copies per row of the result.
     """
     known = product.at_typical()
-    on_vectors = (Candidate(rows, Tasks(product, s), vector_cycles(known, s, arithmetic, capabilities))
+    on_vectors = (Candidate(rows, Tasks(product, s), vector_cycles(known, s.of(known, arithmetic.lanes), arithmetic,
+                                                                   capabilities))
                   for s in ranked(product, arithmetic, capabilities, threads, row_bytes))
     return heapq.merge(on_vectors, _on_tiles(product, rows, arithmetic, capabilities, threads), key=lambda c: c.cycles)
 

@@ -149,6 +149,11 @@ class Schedule:
     tiles: Tiles | None = None
     across: bool = False
 
+    def of(self, product: Product, lanes: int) -> Schedule:
+        """The schedule with the columns of another product, such as one at the typical extents."""
+        columns = self.columns
+        return replace(self, columns=Columns.cut(product.columns, columns.vectors, lanes, singles=columns.singles))
+
     def __str__(self) -> str:
         """The schedule in words, as the model chose it; equal for equal schedules of one product."""
         tiles = f" in {self.tiles.count} tiles of {self.tiles.steps} steps" if self.tiles else ""
