@@ -39,9 +39,9 @@ _LATENCY = 52.0
 _LOADED_ROWS = 2.0
 _LOADED_ROWS_L2 = 0.55
 _LOADED_ROWS_SHARED = 0.12
-# Where the core's other hardware thread holds tiles too, few are left to rename: a load waits for a multiply-add that
-# reads what it overwrites. Cycles of a load where no tile is left over, and how much less with each that is (measured
-# on an Emerald Rapids: 25, 36, 61 and 100 cycles with 5, 3, 1 and no tiles left over).
+# At times, as it seems where the core's other hardware thread holds tiles too, few are left to rename: a load waits for
+# a multiply-add that reads what it overwrites. Cycles of a load where no tile is left over, and how much less with each
+# that is (measured on an Emerald Rapids: 25, 36, 61 and 100 cycles with 5, 3, 1 and no tiles left over).
 _CROWDED_LOAD = 100.0
 _CROWDED_GAIN = 0.6
 # Cycles that a register block costs beside, and per vector of accumulators: storing it, then scaling, activation and
