@@ -18,7 +18,7 @@ import tvm_ffi
 from .assignment import solve
 from .backends.costs import CostTable
 from .backends.cpu.emit import emit
-from .backends.cpu.kernel import Kernel, KernelRequest
+from .backends.cpu.kernel import ChainRequest, Kernel, KernelRequest
 from .backends.effort import host_steps, peak_bytes, steps
 from .backends.executable import Executable, build_library
 from .backends.lower import Lowered, lower, requests_for
@@ -431,20 +431,11 @@ class _Job:
         correction = self.corrections.get(decision.op, ()) if decision.precision is Precision.INT8 else ()
         return replace(decision, per_channel=self.per_channel, cost_us=cost, correction=correction)
 
-    def kernel(self, request: KernelRequest) -> Kernel:
+    def kernel(self, request: KernelRequest | ChainRequest) -> Kernel:
         """The kernel of a request; kept, so that plans that agree on a group share it."""
-        key = (
-            request.group.name,
-            request.precision,
-            request.inputs,
-            request.outputs,
-            request.per_channel,
-            request.correction,
-            request.schedule,
-        )
-        if key not in self.kernels:
-            self.kernels[key] = emit(request, self.target.capabilities, self.target.threads)
-        return self.kernels[key]
+        if request.key not in self.kernels:
+            self.kernels[request.key] = emit(request, self.target.capabilities, self.target.threads)
+        return self.kernels[request.key]
 
     def emit(self, plan: PrecisionPlan) -> _Built:
         """The plan's program, compiled and loaded; a plan seen before is not compiled again."""
@@ -456,7 +447,7 @@ class _Job:
                     self.target.capabilities,
                     self.target.threads,
                     typical=self.network.typical,
-                    emit_group=self.kernel,
+                    emit_launch=self.kernel,
                 )
                 library = build_library(lowered.mod, self.target.tvm_target())
                 self.built[plan.key] = _Built(
@@ -467,7 +458,7 @@ class _Job:
     @staticmethod
     def macs(built: _Built) -> dict[str, int]:
         """Multiply-adds of every group."""
-        return {name: kernel.macs for name, kernel in built.lowered.kernels.items()}
+        return built.lowered.macs
 
     # What comes out ------------------------------------------------------------------------------------------------
 

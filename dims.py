@@ -108,12 +108,13 @@ def symbols_in(value: Dim) -> list[tirx.Var]:
     return list(tirx.analysis.undefined_vars(value))
 
 
-def with_extents(value: Dim, extents: Mapping[str, int]) -> Dim:
-    """``value`` with the symbols named in ``extents`` replaced by numbers."""
+def with_extents(value: Dim, extents: Mapping[str, Dim]) -> Dim:
+    """``value`` with the symbols named in ``extents`` replaced by these numbers or expressions."""
     analyzer = Analyzer()
     for symbol in symbols_in(value):
         if symbol.name in extents:
-            analyzer.bind(symbol, tirx.IntImm("int64", extents[symbol.name]))
+            extent = extents[symbol.name]
+            analyzer.bind(symbol, tirx.IntImm("int64", extent) if isinstance(extent, int) else extent)
     return value if isinstance(value, int) else as_dim(analyzer.simplify(value))
 
 

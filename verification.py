@@ -1,9 +1,11 @@
 """Emitted kernels against the reference evaluator, group by group: each kernel gets exactly the inputs that the
-evaluator stored, so that differences do not add up and a wrong kernel is named."""
+evaluator stored, so that differences do not add up and a wrong kernel is named. Of a kernel that computes two groups
+the second's result is judged by what the first's own kernel gives."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,8 +13,9 @@ import tvm
 
 from .backends.cpu.build import compile_functions
 from .backends.cpu.emit import emit
-from .backends.cpu.kernel import Kernel, KernelRequest, output_buffers
-from .backends.lower import requests_for
+from .backends.cpu.expansion import on_vectors
+from .backends.cpu.kernel import ChainRequest, Kernel, KernelRequest, output_buffers
+from .backends.lower import launches_for
 from .backends.target import Target
 from .backends.tile_permission import request_tiles_for
 from .calibration.agreement import Agreement, group_agreement
@@ -30,32 +33,58 @@ def kernel_agreement(
     mod : the module in grouped form that the plan belongs to.
     inputs : one array per model input.
     """
-    evaluator = Evaluator(mod)
-    evaluation = evaluator.evaluate(inputs, plan)
+    evaluation = Evaluator(mod).evaluate(inputs, plan)
     extents = evaluation.extents
-    requests = requests_for(mod, plan, extents)
-    kernels = [emit(r, target.capabilities, target.threads) for r in requests]
-    names = [f"kernel{i}" for i in range(len(kernels))]
+    launches = launches_for(mod, plan, target.capabilities, target.threads, extents)
+    checks = [check for launch in launches for check in _checks(launch, target)]
+    names = [f"kernel{i}" for i in range(len(checks))]
     request_tiles_for(target)
-    module = compile_functions({n: k.func for n, k in zip(names, kernels, strict=True)}, target.tvm_target())
-    found = []
-    for name, request, kernel in zip(names, requests, kernels, strict=True):
-        read = [
-            Stored(evaluation.materialised[n, s.dtype], s)
-            for n, s in zip(request.group.inputs, request.inputs, strict=True)
-        ]
-        written = _run(module[name], request, kernel, read, extents)
+    module = compile_functions({n: c.kernel.func for n, c in zip(names, checks, strict=True)}, target.tvm_target())
+    found: list[Agreement] = []
+    written: list[Stored] = []
+    for name, check in zip(names, checks, strict=True):
+        read, given = ([Stored(evaluation.materialised[n, s.dtype], s) for n, s in reads]
+                       for reads in (check.reads, check.request.reads))
+        if check.link is not None:
+            (given[check.link],) = written
+        request = check.request
+        written = _run(module[name], request, check.kernel, read, extents)
         found.append(
             group_agreement(
                 GroupProgram(request.group).at(extents),
                 request.precision,
-                read,
+                given,
                 written,
                 per_channel=request.per_channel,
                 correction=request.correction,
             )
         )
     return found
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A kernel and what it is judged by.
+
+    request : of the group whose result it writes.
+    reads : name and storage of what it takes.
+    link : which of the group's inputs is what the check before wrote; None: none.
+    """
+
+    request: KernelRequest
+    reads: tuple[tuple[str, Storage], ...]
+    kernel: Kernel
+    link: int | None = None
+
+
+def _checks(launch: KernelRequest | ChainRequest, target: Target) -> list[_Check]:
+    """Those of a launch; of a chain the first's own kernel comes before."""
+    kernel = emit(launch, target.capabilities, target.threads)
+    if isinstance(launch, KernelRequest):
+        return [_Check(launch, launch.reads, kernel)]
+    first = replace(launch.first, schedule=0)
+    alone = emit(first, on_vectors(target.capabilities), target.threads)
+    return [_Check(first, first.reads, alone), _Check(launch.second, launch.reads, kernel, launch.link)]
 
 
 def _run(

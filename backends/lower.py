@@ -1,14 +1,15 @@
 """Lowering: from the grouped graph and a plan to a Relax module of kernel calls.
 
 The plan is obeyed, nothing is decided here. ``main`` of the lowered module takes the model's inputs, then every packed
-constant; each fusion group is one ``call_tir``, each stand-alone cast another. Kernels that came out equal are
-shared.
+constant; each fusion group is one ``call_tir``, or two groups together where that is faster, each stand-alone cast
+another. Kernels that came out equal are shared.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -40,7 +41,8 @@ from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
 from . import host
 from .cpu.cast import build_cast
 from .cpu.emit import emit
-from .cpu.kernel import Kernel, KernelRequest, buffer_dtype, output_buffers, output_shapes
+from .cpu.expansion import gains, links
+from .cpu.kernel import ChainRequest, Kernel, KernelRequest, buffer_dtype, output_buffers, output_shapes
 from .target import Capabilities
 
 
@@ -51,7 +53,8 @@ class Lowered:
     mod : IRModule with ``main`` and one PrimFunc per distinct kernel.
     constants : the arrays ``main`` takes after the model's inputs, in order.
     functions : name of the PrimFunc that computes each group, by group name; views (``is_view``) have none.
-    kernels : the kernel of each group, by group name; views have none.
+    kernels : the kernel of each group or chain, by the name of the group whose result it computes; views have none.
+    macs : multiply-adds of each group that has a kernel, at the typical extents.
     casts : number of stand-alone casts.
     """
 
@@ -59,6 +62,7 @@ class Lowered:
     constants: tuple[np.ndarray, ...]
     functions: dict[str, str]
     kernels: dict[str, Kernel]
+    macs: dict[str, int]
     casts: int
 
 
@@ -94,6 +98,26 @@ def requests_for(
     return [request_for(g, plan, stored, extents) for g in groups_of(mod) if has_kernel(g)]
 
 
+def launches_for(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilities, threads: int,
+                 typical: Mapping[str, int] | None = None) -> list[KernelRequest | ChainRequest]:
+    """What a program launches, in order of execution: the kernels of ``requests_for``, two at once where that takes
+    less time."""
+    requests, groups = requests_for(mod, plan, typical), groups_of(mod)
+    by_name = {r.group.name: r for r in requests}
+    readers = Counter([*(name for g in groups for name in g.inputs), *(v.name for v in outputs_of(mod["main"]))])
+    chains: dict[str, ChainRequest] = {}
+    for second in requests:
+        for link, name in enumerate(second.group.inputs):
+            first = by_name.get(name)
+            if first is None or readers[name] != 1 or not links(first, second, capabilities):
+                continue
+            chain = ChainRequest(first, second, link)
+            if gains(chain, capabilities, threads):
+                chains[second.group.name] = chain
+    inner = {chain.first.group.name for chain in chains.values()}
+    return [chains.get(r.group.name, r) for r in requests if r.group.name not in inner]
+
+
 def native_storages(mod: tvm.IRModule, plan: PrecisionPlan) -> Callable[[str], tuple[Storage, ...]]:
     """The function that gives all materialisations of a tensor under a plan. What no group computes, model inputs and
     fields of tuples, has its own type."""
@@ -127,13 +151,13 @@ def lower(
     threads: int,
     *,
     typical: Mapping[str, int] | None = None,
-    emit_group: Callable[[KernelRequest], Kernel] | None = None,
+    emit_launch: Callable[[KernelRequest | ChainRequest], Kernel] | None = None,
 ) -> Lowered:
     """Lower a module in grouped form.
 
     Raises PlanError where the plan is not one of this module, UnsupportedOperatorError where a group has no kernel.
-    ``typical`` has an extent for every symbol, by name, that the kernels should be fast at. ``emit_group`` replaces the
-    kernel generator, so that a caller can keep kernels between plans.
+    ``typical`` has an extent for every symbol, by name, that the kernels should be fast at. ``emit_launch`` replaces
+    the kernel generator, so that a caller can keep kernels between plans.
     """
     groups = groups_of(mod)
     if [g.name for g in groups] != [d.op for d in plan.decisions]:
@@ -142,9 +166,9 @@ def lower(
             found=f"{len(plan.decisions)} decisions",
             expected=f"one for each of {len(groups)} groups",
         )
-    emit_group = emit_group or (lambda request: emit(request, capabilities, threads))
+    emit_launch = emit_launch or (lambda request: emit(request, capabilities, threads))
     extents = tuple(sorted((typical or {}).items()))
-    return _Lowering(mod, plan, groups, emit_group, capabilities, threads, extents).run()
+    return _Lowering(mod, plan, groups, emit_launch, capabilities, threads, extents).run()
 
 
 @dataclass
@@ -152,7 +176,7 @@ class _Lowering:
     mod: tvm.IRModule
     plan: PrecisionPlan
     groups: list[Group]
-    emit_group: Callable[[KernelRequest], Kernel]
+    emit_launch: Callable[[KernelRequest | ChainRequest], Kernel]
     capabilities: Capabilities
     threads: int
     typical: tuple[tuple[str, int], ...]
@@ -162,6 +186,7 @@ class _Lowering:
     constant_vars: list[relax.Var] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    macs: dict[str, int] = field(default_factory=dict)
     casts: int = 0
 
     def run(self) -> Lowered:
@@ -177,6 +202,8 @@ class _Lowering:
             self.values[param.name, str(param.ty.dtype)] = param
             self._cast_all(param.name, dims_of(param))
         groups = {g.name: g for g in self.groups}
+        launches = launches_for(self.mod, self.plan, self.capabilities, self.threads, dict(self.typical))
+        self.launches = {launch.result.group.name: launch for launch in launches}
         for binding in op_bindings(main):
             if isinstance(binding.value, relax.TupleGetItem):
                 self._project(binding)
@@ -196,15 +223,20 @@ class _Lowering:
         if not has_kernel(group):
             self._call_host(group, request)
             return
-        kernel = self.emit_group(request)
+        if group.name in self.launches:  # Else its reader computes it.
+            self._call_kernel(group, self.launches[group.name])
+
+    def _call_kernel(self, group: Group, launch: KernelRequest | ChainRequest) -> None:
+        kernel = self.emit_launch(launch)
         self.kernels[group.name] = kernel
-        args = [self.values[name, s.dtype] for name, s in zip(group.inputs, request.inputs, strict=True)]
-        outputs = self._launch(kernel, group.name, args, self._types(group, request))
-        self.functions[group.name] = self.last_function
+        args = [self.values[name, s.dtype] for name, s in launch.reads]
+        outputs = self._launch(kernel, group.name, args, self._types(group, launch.result))
+        for request, macs in zip(launch.requests, kernel.parts or (kernel.macs,), strict=True):
+            self.functions[request.group.name], self.macs[request.group.name] = self.last_function, macs
         if isinstance(group.function.ret_ty, relax.TupleType):
             self.fields[group.name] = outputs
             return
-        for storage, var in zip(request.outputs, outputs, strict=True):
+        for storage, var in zip(launch.result.outputs, outputs, strict=True):
             self.values[group.name, storage.dtype] = var
         self._cast_all(group.name, dims_of(outputs[0]))
 
@@ -318,7 +350,7 @@ class _Lowering:
         self.builder.inputs += self.constant_vars
         func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType), attrs=attrs)
         mod = with_main(self.library.get(), func)
-        return Lowered(mod, tuple(self.constants), self.functions, self.kernels, self.casts)
+        return Lowered(mod, tuple(self.constants), self.functions, self.kernels, self.macs, self.casts)
 
 
 def _is_multiple(shape: Sequence[Dim], symbol: str) -> bool:

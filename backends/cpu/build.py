@@ -8,9 +8,8 @@ import numpy as np
 import tvm
 
 from ...dims import evaluate_dim, match_dims
-from ...ir import dims_of
 from . import pipeline
-from .kernel import Kernel, KernelRequest, output_buffers
+from .kernel import ChainRequest, Kernel, KernelRequest, output_buffers
 
 
 def compile_functions(functions: Mapping[str, tvm.tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
@@ -35,12 +34,13 @@ def run_kernel(request: KernelRequest, kernel: Kernel, inputs: Sequence[np.ndarr
     return call_kernel(module["kernel"], request, kernel, inputs)
 
 
-def call_kernel(function: tvm.runtime.Module, request: KernelRequest, kernel: Kernel,
+def call_kernel(function: tvm.runtime.Module, request: KernelRequest | ChainRequest, kernel: Kernel,
                 inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """``run_kernel`` for a kernel that is compiled already; the inputs' shapes give the symbols their extents."""
     extents: dict[str, int] = {}
-    for parameter, array in zip(request.group.parameters, inputs, strict=True):
-        match_dims(dims_of(parameter), array.shape, extents)
+    for (shape, _), array in zip(request.input_buffers, inputs, strict=True):
+        match_dims(shape, array.shape, extents)
+    request = request.result
     outputs = empty_outputs(request, extents)
     symbols = [extents[s.name] for s in kernel.symbols]
     function(*(tvm.runtime.tensor(a) for a in (*inputs, *kernel.constants)), *symbols, *outputs)

@@ -88,6 +88,11 @@ class Geometry:
         return self.kernel[0] == self.strides[0] == 1 and self.before[0] == self.after[0] == 0
 
     @property
+    def is_pointwise(self) -> bool:
+        """Whether every pixel of the output is computed from the pixel at its place alone."""
+        return self.kernel == self.strides == (1, 1, 1) and not self.is_padded and self.groups == 1
+
+    @property
     def planes(self) -> Dim:
         """Planes of all outputs."""
         return product_of((self.batch, self.result[0]))
@@ -344,7 +349,7 @@ def build_conv(request: KernelRequest, capabilities: Capabilities, threads: int)
     geometry = Geometry.of(call, request.group.name)
     weights = _by_group(constant_value(call.args[1]), geometry)
     rows: Rows = WindowRows(geometry, geometry.at(request.typically))
-    if geometry.kernel == geometry.strides == (1, 1, 1) and not geometry.is_padded and geometry.groups == 1:
+    if geometry.is_pointwise:
         rows = MatrixRows(geometry.positions, geometry.channels)
     return build_product(request, capabilities, threads, weights, rows)
 

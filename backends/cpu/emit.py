@@ -10,10 +10,10 @@ from ...ir import op_name
 from ...operators import linear_attention
 from ...operators.recurrent import is_recurrent
 from ..target import Capabilities
-from .kernel import Kernel, KernelRequest
+from .kernel import ChainRequest, Kernel, KernelRequest
 from .nothing import build_nothing, computes_nothing
 
-Builder = Callable[[KernelRequest, Capabilities, int], Kernel]
+Builder = Callable[..., Kernel]
 
 # Kind of group: the module of this package and its builder.
 BUILDERS = {
@@ -34,11 +34,13 @@ BUILDERS = {
 }
 
 
-def emit(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
-    """The kernel of a fusion group, for calls that use ``threads`` threads.
+def emit(request: KernelRequest | ChainRequest, capabilities: Capabilities, threads: int) -> Kernel:
+    """The kernel of a fusion group, or of a chain, for calls that use ``threads`` threads.
 
     Raises UnsupportedOperatorError, naming the layer, where the group has operators that no builder takes.
     """
+    if isinstance(request, ChainRequest):
+        return _builder("expansion", "build_expanded")(request, capabilities, threads)
     kind = request.group.kind
     if kind not in BUILDERS:
         raise UnsupportedOperatorError("no kernels for this kind of group", layer=request.group.name, found=kind,

@@ -45,7 +45,7 @@ from ..target import Capabilities
 from .elementwise_ops import clamped, emit_op, scalar_of, tensor_operands
 from .kernel import KernelRequest, Parameters
 from .vector_math import Vector, bound, fma, lanes_of, splat
-from .vector_memory import Index, flat_view, import_conversions, load_float, store_float
+from .vector_memory import Index, encode, flat_view, import_conversions, load_float, store
 
 # Levels themselves as values.
 _LEVELS = Storage("uint8", QParams(1.0, 0))
@@ -332,8 +332,12 @@ class Epilogue:
     def store(self, value: Vector, position: Position, lanes: Index) -> None:
         """Convert a float32 vector and write its first ``lanes`` elements into every output storage."""
         index = position.row * self.columns + position.column
-        for view, storage in zip(self._outputs, self._storages, strict=True):
-            store_float(view, index, value, lanes, storage, self._features)
+        for view, stored in zip(self._outputs, self.encoded(value), strict=True):
+            store(view, index, stored, lanes)
+
+    def encoded(self, value: Vector) -> list[Vector]:
+        """A float32 vector as each of the output storages has it."""
+        return [encode(value, storage, self._features) for storage in self._storages]
 
 
 def row_index(shape: Sequence[Dim], full: Sequence[Dim], row: Index) -> Index:

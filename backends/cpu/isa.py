@@ -27,6 +27,8 @@ from .vector_memory import Index, load, store
 _SPLITTING_REGISTERS = 3
 # Cycles of a multiply-add of FP16 with its share of adding a block's sums to two float32 vectors.
 _FP16_CYCLES = 1.5
+# Cores with tiles have vdpbf16ps on one of the two ports that have the other multiply-adds (uops.info).
+_BF16_CYCLES_BESIDE_TILES = 2.0
 
 
 def named(name: str, value: Vector) -> Vector:
@@ -165,7 +167,8 @@ def arithmetic(precision: Precision, capabilities: Capabilities) -> Arithmetic:
         return Arithmetic(precision, lanes, 4, "uint8", "int16", "int32", parts=2, cycles=2 * cycles,
                           left_cycles=cycles)
     if precision is Precision.BF16:
-        return Arithmetic(precision, 16, 2, "uint16", "uint16", "float32")
+        return Arithmetic(precision, 16, 2, "uint16", "uint16", "float32",
+                          cycles=_BF16_CYCLES_BESIDE_TILES if "amx_bf16" in features else 1.0)
     if precision is Precision.FP16:
         return Arithmetic(precision, 32, 1, "float16", "float16", "float32", block=FP16_BLOCK, cycles=_FP16_CYCLES)
     return Arithmetic(precision, lanes, 1, "float32", "float32", "float32", cycles=cycles)

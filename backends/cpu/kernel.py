@@ -13,7 +13,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, as_dim, evaluate_dim
+from ...dims import Dim, as_dim, evaluate_dim, with_extents
 from ...errors import PlanError
 from ...ir import Group, dims_of
 from ...precision import Precision, Storage
@@ -24,6 +24,8 @@ _BUFFER_DTYPES = {"bfloat16": "uint16"}
 # Schedules of a kernel that a request can ask for: the model is seldom further off.
 MOST_SCHEDULES = 6
 _Way = TypeVar("_Way")
+# Shape and element type.
+BufferType = tuple[tuple[Dim, ...], str]
 
 
 def buffer_dtype(storage: Storage) -> str:
@@ -61,6 +63,32 @@ class KernelRequest:
         if not self.outputs:
             raise PlanError("a kernel needs at least one output", layer=self.group.name)
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for requests of equal kernels, inside one graph."""
+        return (self.group.name, self.precision, self.inputs, self.outputs, self.per_channel, self.correction,
+                self.schedule)
+
+    @property
+    def requests(self) -> tuple[KernelRequest, ...]:
+        """Of the groups that the kernel computes."""
+        return (self,)
+
+    @property
+    def result(self) -> KernelRequest:
+        """Of the group whose result the kernel writes."""
+        return self
+
+    @property
+    def reads(self) -> tuple[tuple[str, Storage], ...]:
+        """Name and storage of every tensor that the kernel takes."""
+        return tuple(zip(self.group.inputs, self.inputs, strict=True))
+
+    @property
+    def input_buffers(self) -> list[BufferType]:
+        """Shape and element type of the buffer of every tensor that the kernel takes."""
+        return [(dims_of(p), buffer_dtype(s)) for p, s in zip(self.group.parameters, self.inputs, strict=True)]
+
     def typically(self, extent: Dim) -> int:
         """An extent, or a number of elements, at the typical extents of the symbols."""
         return evaluate_dim(extent, dict(self.typical))
@@ -83,8 +111,53 @@ class KernelRequest:
 
 
 @dataclass(frozen=True)
+class ChainRequest:
+    """Two fusion groups as one kernel: the second alone reads what the first, which reads one tensor, computes.
+
+    The kernel takes what the second takes, with the first's input in place of the first's result.
+
+    link : the parameter of the second that is the first's result.
+    """
+
+    first: KernelRequest
+    second: KernelRequest
+    link: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for requests of equal kernels, inside one graph."""
+        return (self.first.key, self.second.key)
+
+    @property
+    def requests(self) -> tuple[KernelRequest, ...]:
+        """Of the groups that the kernel computes, in order."""
+        return (self.first, self.second)
+
+    @property
+    def result(self) -> KernelRequest:
+        """Of the group whose result the kernel writes."""
+        return self.second
+
+    @property
+    def reads(self) -> tuple[tuple[str, Storage], ...]:
+        """Name and storage of every tensor that the kernel takes."""
+        own = list(self.second.reads)
+        (own[self.link],) = self.first.reads
+        return tuple(own)
+
+    @property
+    def input_buffers(self) -> list[BufferType]:
+        """Shape, in the second's symbols, and element type of the buffer of every tensor that the kernel takes."""
+        symbols = {s.name: s for s in self.second.group.symbols}
+        ((shape, dtype),) = self.first.input_buffers
+        buffers = self.second.input_buffers
+        buffers[self.link] = (tuple(with_extents(d, symbols) for d in shape), dtype)
+        return buffers
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """The code of one fusion group.
+    """The code of one fusion group, or of a chain of two.
 
     func : its parameters are one buffer per parameter of the group's function (its storage's ``buffer_dtype``, the
         logical shape), one per entry of ``constants``, one int64 per symbol, then one buffer per requested output (the
@@ -93,6 +166,7 @@ class Kernel:
     macs : multiply-adds of one call, at the typical extents of symbols.
     symbols : what the function takes between constants and outputs.
     schedules : the schedules that requests of the kernel can ask for, in words, no two equal; none: there is one.
+    parts : the multiply-adds of every group of a chain.
     """
 
     func: tvm.tirx.PrimFunc
@@ -100,6 +174,7 @@ class Kernel:
     macs: int
     symbols: tuple[tirx.Var, ...] = ()
     schedules: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,16 +191,22 @@ def declare_parameters(request: KernelRequest, constants: Sequence[np.ndarray]) 
 
     The function is named after the layer. Inputs are called ``x0``…, constants ``c0``…, outputs ``y0``….
     """
-    T.func_name(identifier(request.group.name))
-    T.func_attr({"tirx.noalias": True, "layer": request.group.name})
-    inputs = tuple(_declare(f"x{i}", dims_of(param), buffer_dtype(storage))
-                   for i, (param, storage) in enumerate(zip(request.group.parameters, request.inputs, strict=True)))
+    group = request.group
+    return declare(group.name, request.input_buffers, constants, group.symbols, output_buffers(request))
+
+
+def declare(layer: str, inputs: Sequence[BufferType], constants: Sequence[np.ndarray], symbols: Sequence[tirx.Var],
+            outputs: Sequence[BufferType]) -> Parameters:
+    """``declare_parameters`` of buffers given by shape and element type."""
+    T.func_name(identifier(layer))
+    T.func_attr({"tirx.noalias": True, "layer": layer})
+    read = tuple(_declare(f"x{i}", shape, dtype) for i, (shape, dtype) in enumerate(inputs))
     arrays = tuple(_declare(f"c{i}", array.shape, str(array.dtype)) for i, array in enumerate(constants))
-    for symbol in request.group.symbols:
+    for symbol in symbols:
         T.arg(symbol.name, symbol)
-    outputs = tuple(_declare(f"y{i}", shape, dtype) for i, (shape, dtype) in enumerate(output_buffers(request)))
-    assume_extents(request.group.symbols)
-    return Parameters(inputs, arrays, outputs)
+    written = tuple(_declare(f"y{i}", shape, dtype) for i, (shape, dtype) in enumerate(outputs))
+    assume_extents(symbols)
+    return Parameters(read, arrays, written)
 
 
 def are_extents(symbols: Iterable[tirx.Var]) -> tvm.ir.Expr:
@@ -143,7 +224,7 @@ def assume_extents(symbols: Sequence[tirx.Var]) -> None:
         frame.__enter__()
 
 
-def output_buffers(request: KernelRequest) -> list[tuple[tuple[Dim, ...], str]]:
+def output_buffers(request: KernelRequest) -> list[BufferType]:
     """Shape and element type of every output buffer: one per requested storage, or per element of a tuple."""
     shapes = output_shapes(request.group.function)
     if isinstance(request.group.function.ret_ty, relax.TupleType):

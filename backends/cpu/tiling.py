@@ -25,14 +25,14 @@ _LATENCY = 4.0
 # Bytes of packed weights loaded a cycle.
 _LOADED_BYTES = 64
 # Cycles to start a parallel region and to wait for its end.
-_LAUNCH_CYCLES = 10_000.0
+LAUNCH_CYCLES = 10_000.0
 # Bytes of a way of the first-level cache, on all targets, and the least number of ways; cycles a step for every row
 # beyond them whose elements lie a multiple of that apart: they share a set, and evict each other.
 _WAY_BYTES = 4096
 _WAYS = 8
 _CONFLICT_CYCLES = 1.4
 # Bytes a cycle of what another core has written, or the last-level cache holds.
-_SHARED_BYTES = 8.0
+SHARED_BYTES = 8.0
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
 # Rows for which register blocks are chosen where only running tells how many there are, and typically one: it is as
@@ -219,14 +219,14 @@ def columns_of(product: Product, schedule: Schedule) -> int:
 def vector_cycles(product: Product, schedule: Schedule, arithmetic: Arithmetic, capabilities: Capabilities) -> float:
     """Predicted cycles of the slowest task where vectors multiply."""
     return _streaming(product, schedule, arithmetic) + slowest_task(
-        product, schedule, lambda vectors: _tile_cycles(schedule.rows, vectors, product, arithmetic, capabilities))
+        product, schedule, lambda vectors: tile_cycles(schedule.rows, vectors, product, arithmetic, capabilities))
 
 
 def _streaming(product: Product, schedule: Schedule, arithmetic: Arithmetic) -> float:
     """Cycles that a task waits for what comes from outside of its core: its rows, and the weights of its columns."""
     rows = product.rows * product.distance / schedule.row_tasks
     weights = product.groups * schedule.columns.count * product.steps * arithmetic.panel_bytes / schedule.column_tasks
-    return (rows + weights) / _SHARED_BYTES
+    return (rows + weights) / SHARED_BYTES
 
 
 def slowest_task(product: Product, schedule: Schedule, block_cycles: Callable[[int], float]) -> float:
@@ -242,12 +242,13 @@ def slowest_task(product: Product, schedule: Schedule, block_cycles: Callable[[i
         tails = sum(1 for b in range(first, last) if b % columns.blocks >= columns.full)
         return (last - first - tails) * full + tails * tail
 
-    launch = _LAUNCH_CYCLES if schedule.row_tasks * tasks > 1 else 0.0
+    launch = LAUNCH_CYCLES if schedule.row_tasks * tasks > 1 else 0.0
     return launch + tiles * max(cost(t * blocks // tasks, (t + 1) * blocks // tasks) for t in range(tasks))
 
 
-def _tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmetic,
-                 capabilities: Capabilities) -> float:
+def tile_cycles(rows: int, vectors: int, product: Product, arithmetic: Arithmetic,
+                capabilities: Capabilities) -> float:
+    """Predicted cycles of a register block of a product."""
     if not vectors:
         return 0.0
     bytes_a_step = vectors * arithmetic.panel_bytes
