@@ -108,13 +108,12 @@ def symbols_in(value: Dim) -> list[tirx.Var]:
     return list(tirx.analysis.undefined_vars(value))
 
 
-def with_extents(value: Dim, extents: Mapping[str, Dim]) -> Dim:
-    """``value`` with the symbols named in ``extents`` replaced by these numbers or expressions."""
+def with_extents(value: Dim, extents: Mapping[str, int]) -> Dim:
+    """``value`` with the symbols named in ``extents`` replaced by numbers."""
     analyzer = Analyzer()
     for symbol in symbols_in(value):
         if symbol.name in extents:
-            extent = extents[symbol.name]
-            analyzer.bind(symbol, tirx.IntImm("int64", extent) if isinstance(extent, int) else extent)
+            analyzer.bind(symbol, tirx.IntImm("int64", extents[symbol.name]))
     return value if isinstance(value, int) else as_dim(analyzer.simplify(value))
 
 
@@ -123,6 +122,8 @@ def evaluate_dim(value: Dim, extents: Mapping[str, int]) -> int:
     value = as_dim(value)
     if isinstance(value, int):
         return value
+    if isinstance(value, tirx.Var) and value.name in extents:
+        return extents[value.name]
     symbols = symbols_in(value)
     missing = [s.name for s in symbols if s.name not in extents]
     if missing:

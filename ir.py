@@ -9,8 +9,8 @@ The *normal form* (verified by ``passes.VerifyNormalForm``) is an IRModule with 
   ``.N`` appended for the second and later op of one layer. Decisions, reasons and reports refer to it;
 * weights are constants, floating point tensors are float32, the form is that of inference;
 * a dim is a number, or an int64 expression over *symbols*: variables named after the user's dims ("batch"), each the
-  plain dim of a parameter. Extents that only running tells (``operators.data_dependent``) are symbols too; ``main``
-  lists them as a last parameter, a shape, which no caller passes.
+  plain dim of a parameter. Extents that only running tells (``operators.data_dependent``, ``operators.control``) are
+  symbols too; ``main`` lists them as a last parameter, a shape, which no caller passes.
 
 The *grouped form* (``passes.FuseGroups``) has a private function per fusion group; ``main`` calls them. The
 binding's name in ``main`` is the name of the group's anchor, and of the tensor that the group computes. A group that
@@ -22,6 +22,7 @@ Relax's own mutators rename variables; everything here keeps names. No pass writ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -186,6 +187,29 @@ class GraphBuilder:
         """A new symbol for an extent that only running tells."""
         self._found.append(tirx.Var(self.unique(name), "int64"))
         return self._found[-1]
+
+    def parameter(self, name: str, ty: Expr) -> relax.Var:
+        """A further input of the function."""
+        self.inputs.append(relax.Var(self.unique(name), ty))
+        return self.inputs[-1]
+
+    def tensor_with(self, symbol: tirx.Var) -> relax.Var:
+        """The first tensor that has a symbol as an extent; VerificationError where there is none."""
+        for var in (*self.inputs, *(b.var for b in self._bindings)):
+            if isinstance(var.ty, relax.TensorType) and any(symbol.same_as(d) for d in var.ty.shape):
+                return var
+        raise VerificationError("a symbolic dim is not the dim of a tensor", found=symbol.name)
+
+    @contextmanager
+    def attempt(self) -> Iterator[Callable[[], None]]:
+        """What is bound inside is forgotten where the function that this gives is called."""
+        names, tried, counts = set(self._names), dict(self._tried), (len(self._bindings), len(self._found))
+
+        def forget() -> None:
+            self._names, self._tried = names, tried
+            del self._bindings[counts[0]:], self._found[counts[1]:]
+
+        yield forget
 
     def unique(self, name: str) -> str:
         """``name``, or ``name.N`` with the smallest free N; the result is taken from then on."""

@@ -16,7 +16,7 @@ from tvm import relax
 from .assignment import GroupOptions, Problem
 from .backends.cpu.cast import build_cast
 from .backends.cpu.kernel import Kernel, KernelRequest
-from .backends.lower import has_kernel
+from .backends.lower import FOUND_EXTENT, has_kernel
 from .backends.target import Target
 from .calibration.sensitivity import Sensitivities
 from .dims import evaluate_dim
@@ -49,8 +49,6 @@ from .precision import (
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 # The largest magnitude that FP16 is used for: half of what float16 holds, since calibration may not have seen all.
 _FP16_RANGE = 65504 / 2
-# What an extent that only running tells is taken for.
-_FOUND_EXTENT = 16
 # A tensor of this many elements is cast to learn what storing costs per byte.
 _PROBE_ELEMENTS = 1 << 18
 
@@ -76,7 +74,7 @@ class Network:
     def of(cls, mod: tvm.IRModule, groups: Sequence[Group], typical: Mapping[str, int] | None = None) -> Network:
         """The network of a module in grouped form."""
         main = mod["main"]
-        found = {v.name: _FOUND_EXTENT for v in shape_symbols(main.params)}
+        found = {v.name: FOUND_EXTENT for v in shape_symbols(main.params)}
         extents = {**found, **(typical or {})}
         tensors = [*main.params, *(b.var for b in op_bindings(main))]
         shapes = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,6 +84,16 @@ class Requirement:
         """The relation that ``to_json`` wrote."""
         left, right = (as_dim(tvm.ir.load_json(raw[side])) for side in ("left", "right"))
         return cls(raw["relation"], left, right, raw["layer"])
+
+    @staticmethod
+    def all_to_json(requirements: Sequence[Requirement]) -> str:
+        """Several requirements as text."""
+        return json.dumps([r.to_json() for r in requirements])
+
+    @classmethod
+    def all_from_json(cls, text: str) -> tuple[Requirement, ...]:
+        """The requirements that ``all_to_json`` wrote."""
+        return tuple(map(cls.from_json, json.loads(text)))
 
 
 def distinct(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:

@@ -106,7 +106,9 @@ def reusable(data: Any) -> Any:
 
 
 def example_of(data: Any) -> Any:
-    """The inputs of the first sample, batch 1, as ``compile`` takes example inputs; None where there is no data.
+    """The inputs of the first sample, batch 1 where they have dims, as ``compile`` takes example inputs.
+
+    None where there is no data.
 
     What follows the inputs in a tuple is taken for the labels. A mapping stays one.
     """
@@ -127,7 +129,8 @@ def example_of(data: Any) -> Any:
 
 def _first_row(value: Any, name: str) -> np.ndarray:
     array = _as_numpy(value, name)
-    return array[:1].astype(np.float32) if array.dtype == np.float64 else array[:1]
+    row = array[:1] if array.ndim else array
+    return row.astype(np.float32) if array.dtype == np.float64 else row
 
 
 @dataclass(frozen=True)

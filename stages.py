@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import networkx as nx
@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from .ir import op_bindings, op_name, variables_of
+from .operators.control import bodies_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,16 @@ def stage_of(name: str, mod: tvm.IRModule) -> Stage:
         value = binding.value
         inputs = tuple(dict.fromkeys(v.name for v in variables_of(value)))
         nodes.append(Node(binding.var.name, _operation(value), inputs, str(binding.var.ty)))
-    return Stage(name, mod.script(show_meta=False), tuple(nodes))
+    return Stage(name, "\n".join([mod.script(show_meta=False), *_bodies(mod)]), tuple(nodes))
+
+
+def _bodies(mod: tvm.IRModule) -> Iterator[str]:
+    """The texts of the bodies of loops and branches, those inside them included."""
+    for func in mod.functions.values():
+        bindings = op_bindings(func) if isinstance(func, relax.Function) else []
+        for binding, body in ((b, body) for b in bindings for body in bodies_of(b.value)):
+            yield f"# A body of {binding.var.name}:\n{body.mod.script(show_meta=False)}"
+            yield from _bodies(body.mod)
 
 
 def _operation(value: tvm.ir.Expr) -> str:

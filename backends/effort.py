@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 
 import tvm
@@ -11,6 +12,7 @@ from tvm.sym import Analyzer
 
 from ..dims import evaluate_dim
 from ..ir import Group, is_number, op_bindings, outputs_of, variables_of
+from ..operators.control import has_bodies
 from ..operators.data_dependent import is_data_dependent
 from .cpu.kernel import Kernel
 
@@ -61,9 +63,13 @@ def steps(kernels: Iterable[Kernel], extents: Mapping[str, int]) -> int:
 
 
 def host_steps(groups: Iterable[Group], extents: Mapping[str, int]) -> int:
-    """About how long operators that run on the host take, in the same unit, at most: they compare all with all."""
-    found = (g for g in groups if is_data_dependent(g.bindings[0].value))
-    return sum(sum(_elements(p.ty, extents) for p in g.parameters) ** 2 for g in found)
+    """About how long operators that run on the host take, in the same unit, at most: they compare all with all. How
+    long loops and branches take only running tells: the number is larger than any."""
+    calls = [(g, g.bindings[0].value) for g in groups]
+    if any(has_bodies(c) for _, c in calls):
+        return sys.maxsize
+    return sum(sum(_elements(p.ty, extents) for p in g.parameters) ** 2 for g, c in calls
+               if is_data_dependent(c))
 
 
 class _Counter:

@@ -18,26 +18,32 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from ..dims import Dim, product_of, symbols_in, with_extents
+from ..dims import Dim, as_dim, product_of, symbols_in, with_extents
 from ..errors import PlanError, VerificationError
 from ..ir import (
     MOVEMENT_KINDS,
     Constant,
+    Expr,
     GraphBuilder,
     Group,
     constant_value,
     dims_of,
     dtype_of,
+    finders_of,
     groups_of,
     op_bindings,
     op_name,
     outputs_of,
     symbols_of,
+    symbols_used,
     tensors_of,
     with_main,
+    with_symbols,
 )
-from ..operators.data_dependent import attributes_of, is_data_dependent
-from ..precision import FLOAT32, Precision, PrecisionPlan, Storage, readable
+from ..operators.control import LOOP, Body, bodies_of, counts_of, divided, has_bodies, runs_on_host, shapes_of
+from ..operators.data_dependent import attributes_of
+from ..precision import FLOAT32, Decision, Precision, PrecisionPlan, Storage, readable
+from ..requirements import Requirement
 from . import host
 from .cpu.cast import build_cast
 from .cpu.emit import emit
@@ -45,16 +51,20 @@ from .cpu.expansion import gains, links
 from .cpu.kernel import ChainRequest, Kernel, KernelRequest, buffer_dtype, output_buffers, output_shapes
 from .target import Capabilities
 
+# What an extent that only running tells is taken for.
+FOUND_EXTENT = 16
+
 
 @dataclass(frozen=True)
 class Lowered:
     """A lowered module.
 
-    mod : IRModule with ``main`` and one PrimFunc per distinct kernel.
+    mod : IRModule with ``main``, a Relax function per body of a loop or branch, and one PrimFunc per distinct kernel.
     constants : the arrays ``main`` takes after the model's inputs, in order.
-    functions : name of the PrimFunc that computes each group, by group name; views (``is_view``) have none.
-    kernels : the kernel of each group or chain, by the name of the group whose result it computes; views have none.
-    macs : multiply-adds of each group that has a kernel, at the typical extents.
+    functions : name of the PrimFunc that computes each group, by group name; views (``is_view``) have none. Groups of
+        bodies are called ``loop.group``.
+    kernels : the kernel of each group or chain, likewise, by the name of the group whose result it computes.
+    macs : multiply-adds of each group that has a kernel, likewise, at the typical extents.
     casts : number of stand-alone casts.
     """
 
@@ -140,8 +150,15 @@ def is_view(group: Group) -> bool:
 
 
 def has_kernel(group: Group) -> bool:
-    """Whether code is emitted for the group: views need none, data-dependent operators run on the host."""
-    return not is_view(group) and not is_data_dependent(group.bindings[0].value)
+    """Whether code is emitted for the group: views need none, some operators run on the host."""
+    return not is_view(group) and not runs_on_host(group.bindings[0].value)
+
+
+def exact_plan(groups: Sequence[Group]) -> PrecisionPlan:
+    """FP32 everywhere, every tensor in its own type: the plan of the body of a loop or branch."""
+    return PrecisionPlan(tuple(
+        Decision(g.name, g.kind, Precision.FP32, "runs inside a loop or branch",
+                 tuple(Storage(dtype_of(v)) for v in outputs_of(g.function))) for g in groups))
 
 
 def lower(
@@ -168,11 +185,44 @@ def lower(
         )
     emit_launch = emit_launch or (lambda request: emit(request, capabilities, threads))
     extents = tuple(sorted((typical or {}).items()))
-    return _Lowering(mod, plan, groups, emit_launch, capabilities, threads, extents).run()
+    lowering = _Lowering(mod, plan, groups, emit_launch, capabilities, threads, extents)
+    func = lowering.run()
+    return Lowered(with_main(lowering.library.builder.get(), func), tuple(lowering.constants), lowering.functions,
+                   lowering.kernels, lowering.macs, lowering.casts)
+
+
+class _Library:
+    """The functions of a lowered module but ``main``; equal kernels are one."""
+
+    def __init__(self) -> None:
+        self.builder = relax.BlockBuilder()
+        self._shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
+        self._names: set[str] = {"main"}
+
+    def add(self, func: relax.Function | tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
+        """A new function, called ``name`` as far as that is a symbol and not taken."""
+        symbol = re.sub(r"\W", "_", name)
+        while symbol in self._names:
+            symbol += "_"
+        self._names.add(symbol)
+        return self.builder.add_func(func.with_attr("global_symbol", symbol), symbol)
+
+    def kernel(self, func: tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
+        """The GlobalVar of ``func``, shared with an equal function that is there already."""
+        for attribute in ("global_symbol", "layer"):
+            if attribute in (func.attrs or {}):
+                func = func.without_attr(attribute)
+        key = tvm_ffi.structural_hash(func)
+        known = self._shared.get(key)
+        if known is None or not tvm_ffi.structural_equal(known[0], func):
+            known = self._shared[key] = func, self.add(func, name)
+        return known[1]
 
 
 @dataclass
 class _Lowering:
+    """One function of the lowered module: ``main``, or a body."""
+
     mod: tvm.IRModule
     plan: PrecisionPlan
     groups: list[Group]
@@ -180,6 +230,7 @@ class _Lowering:
     capabilities: Capabilities
     threads: int
     typical: tuple[tuple[str, int], ...]
+    library: _Library = field(default_factory=_Library)
     values: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
     fields: dict[str, list[relax.Var]] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
@@ -189,13 +240,15 @@ class _Lowering:
     macs: dict[str, int] = field(default_factory=dict)
     casts: int = 0
 
-    def run(self) -> Lowered:
+    def run(self) -> relax.Function:
+        """The function, which takes the constants after the inputs."""
         main = self.mod["main"]
-        self.library = relax.BlockBuilder()
-        self.shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
-        self.names: set[str] = {"main"}
         self.builder = GraphBuilder(tensors_of(main))
         self.symbols = {s.name: s for s in symbols_of(main)}
+        self.defined = {s for p in tensors_of(main) for s in symbols_used(p)}
+        self.found: dict[str, list[tvm.tirx.Var]] = {}
+        for symbol, var in finders_of(main).items():
+            self.found.setdefault(var.name, []).append(symbol)
         self.graph_values = {b.var.name: b.var for b in op_bindings(main)}
         self._stored = native_storages(self.mod, self.plan)
         for param in tensors_of(main):
@@ -247,33 +300,84 @@ class _Lowering:
         self._cast_all(name, dims_of(var))
 
     def _call_host(self, group: Group, request: KernelRequest) -> None:
-        """A call of a data-dependent operator; its results define the symbol that they have as an extent."""
+        """A call of what runs on the host; its results define the symbols that they have as extents."""
         call, ty = group.bindings[0].value, self.graph_values[group.name].ty
         types = list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
-        attributes = json.dumps(attributes_of(call), sort_keys=True)
         unknown = [relax.TensorType(None, str(t.dtype), ndim=len(t.shape)) for t in types]
         given = {p: self.values[name, s.dtype]
                  for p, name, s in zip(group.parameters, group.inputs, request.inputs, strict=True)}
-        args = [self._constant(group.name, constant_value(a)) if isinstance(a, Constant) else given[a]
-                for a in call.args[:-1]]
-        packed = relax.call_pure_packed(
-            host.NAME, tvm.ir.StringImm(op_name(call)), tvm.ir.StringImm(attributes),
-            tvm.tirx.IntImm("int64", self._may_be_empty(group)), tvm.ir.StringImm(group.name), *args,
-            ty_args=[unknown[0] if len(unknown) == 1 else relax.TupleType(unknown)])
-        result = self.builder.emit(packed, f"{group.name}.found")
+        tensors = [self._constant(group.name, constant_value(a)) if isinstance(a, Constant) else given[a]
+                   for a in call.args if not isinstance(a, relax.ShapeExpr)]
+        needed = json.dumps(self._needed(group, types))
+        about = [tvm.ir.StringImm(group.name), tvm.ir.StringImm(needed)]
+        if has_bodies(call):
+            args = [*about, *self._control(group, call, tensors)]
+            result = relax.op.call_builtin_with_ctx(relax.ExternFunc(host.CONTROL), args,
+                                                    ty_args=[relax.TupleType(unknown)])
+        else:
+            attributes = json.dumps(attributes_of(call), sort_keys=True)
+            result = relax.call_pure_packed(
+                host.FIND, *about, tvm.ir.StringImm(op_name(call)), tvm.ir.StringImm(attributes), *tensors,
+                ty_args=[unknown[0] if len(unknown) == 1 else relax.TupleType(unknown)])
+        self._match(group, self.builder.emit(result, f"{group.name}.found"), types)
+
+    def _match(self, group: Group, result: relax.Var, types: list[relax.TensorType]) -> None:
+        """Give the results of a call on the host their types."""
         parts = [result]
-        if len(types) > 1:
+        if isinstance(result.ty, relax.TupleType):
             parts = [self.builder.emit(relax.TupleGetItem(result, i), f"{group.name}.found") for i in range(len(types))]
         matched = [self.builder.match(p, t, group.name) for p, t in zip(parts, types, strict=True)]
+        self.defined.update(self.found.get(group.name, ()))
         if isinstance(group.function.ret_ty, relax.TupleType):
             self.fields[group.name] = matched
         else:
-            self.values[group.name, str(ty.dtype)] = matched[0]
+            self.values[group.name, str(types[0].dtype)] = matched[0]
 
-    def _may_be_empty(self, group: Group) -> bool:
-        """Whether all that depends on the symbol that a group finds is empty where it is 0: then no kernel has to know
-        what a reduction of nothing is."""
-        (symbol,) = group.symbols[-1:]
+    def _control(self, group: Group, call: relax.Call, tensors: list[relax.Var]) -> list[Expr]:
+        """The arguments of what on the host runs a loop or a branch (``host._control``)."""
+        is_loop, counts = op_name(call) == LOOP, counts_of(call)
+        lowered = [self._body(group.name, b) for b in bodies_of(call)]
+        functions = [a for function, text, _ in lowered for a in (function, tvm.ir.StringImm(text))]
+        leading = len(tensors) - sum(counts)
+        parts = divided(tensors[leading:], counts)
+        for part, (_, _, constants) in zip(parts[-len(lowered):], lowered, strict=True):
+            part += constants
+        shapes = shapes_of(call)[counts[0]:] if is_loop else []
+        dtypes = [str(t.dtype) for t in call.ty.fields[counts[0]:]] if is_loop else None
+        return [tvm.ir.StringImm(json.dumps(list(map(len, parts)))), tvm.ir.StringImm(json.dumps(dtypes)), *functions,
+                *tensors[:leading], *(t for part in parts for t in part), *map(self._known, shapes)]
+
+    def _body(self, name: str, body: Body) -> tuple[tvm.ir.GlobalVar, str, list[relax.Var]]:
+        """The function of a body, what the host is told of it, and its constants as parameters of this function."""
+        main, groups, known = body.mod["main"], groups_of(body.mod), dict(self.typical)
+        typical = tuple(sorted((s.name, known.get(s.name, FOUND_EXTENT)) for s in symbols_of(main)))
+        inner = _Lowering(body.mod, exact_plan(groups), groups, self.emit_launch, self.capabilities, self.threads,
+                          typical, self.library)
+        function = self.library.add(inner.run(), f"{name}.body")
+        self.functions.update((f"{name}.{group}", kernel) for group, kernel in inner.functions.items())
+        self.kernels.update((f"{name}.{group}", kernel) for group, kernel in inner.kernels.items())
+        self.macs.update((f"{name}.{group}", macs) for group, macs in inner.macs.items())
+        given = dict.fromkeys(s for p in tensors_of(main) for s in symbols_used(p))
+        filled = [Requirement(">=", s, 1, name) for s in given if not inner.may_be_empty(s)]
+        requirements = [*body.requirements, *filled]
+        constants = [self._constant(f"{name}.body", array) for array in inner.constants]
+        return function, host.body_text(requirements, body.places(requirements)), constants
+
+    def _known(self, shape: Sequence[Dim]) -> relax.ShapeExpr:
+        """A shape before its own symbols are found: 0 for the extents that depend on them."""
+        own = {s: self.symbols[s.name] for d in shape for s in symbols_in(as_dim(d))}
+        dims = [with_symbols(d, own) if not isinstance(d, int) else d for d in map(as_dim, shape)]
+        return relax.ShapeExpr([d if set(symbols_in(as_dim(d))) <= self.defined else 0 for d in dims])
+
+    def _needed(self, group: Group, types: Sequence[relax.TensorType]) -> list[tuple[int, int]]:
+        """Where the symbols stand that a group finds and that must not be 0: which result, and which axis."""
+        places = {as_dim(d): (i, axis) for i, t in reversed(list(enumerate(types)))
+                  for axis, d in enumerate(t.shape) if isinstance(d, tvm.tirx.Var)}
+        return [places[s] for s in self.found.get(group.name, ()) if not self.may_be_empty(s)]
+
+    def may_be_empty(self, symbol: tvm.tirx.Var) -> bool:
+        """Whether all that depends on a symbol is empty where it is 0: then no kernel has to know what a reduction of
+        nothing is."""
         users = (g for g in self.groups if symbol.name in {s.name for s in g.symbols} and has_kernel(g))
         return all(_is_multiple(shape, symbol.name) for g in users for shape, _ in output_shapes(g.function))
 
@@ -302,7 +406,8 @@ class _Lowering:
     ) -> list[relax.Var]:
         constants = [self._constant(name, array) for array in kernel.constants]
         symbols = [self.symbols[s.name] for s in kernel.symbols]
-        function = self._function(kernel.func, name)
+        function = self.library.kernel(kernel.func, name)
+        self.last_function = function.name_hint
         call = relax.call_tir(function, [*args, *constants, *symbols], types if len(types) > 1 else types[0])
         result = self.builder.emit(call, name)
         if len(types) == 1:
@@ -316,24 +421,7 @@ class _Lowering:
         self.constant_vars.append(var)
         return var
 
-    def _function(self, func: tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
-        """The GlobalVar of ``func`` in the lowered module, shared with an equal function that is there already."""
-        for attribute in ("global_symbol", "layer"):
-            if attribute in (func.attrs or {}):
-                func = func.without_attr(attribute)
-        key = tvm_ffi.structural_hash(func)
-        known = self.shared.get(key)
-        if known is None or not tvm_ffi.structural_equal(known[0], func):
-            symbol = re.sub(r"\W", "_", name)
-            while symbol in self.names:
-                symbol += "_"
-            self.names.add(symbol)
-            known = func, self.library.add_func(func.with_attr("global_symbol", symbol), symbol)
-            self.shared[key] = known
-        self.last_function = known[1].name_hint
-        return known[1]
-
-    def _finish(self, main: relax.Function) -> Lowered:
+    def _finish(self, main: relax.Function) -> relax.Function:
         results = []
         for var in outputs_of(main):
             dtype = str(var.ty.dtype)
@@ -348,9 +436,7 @@ class _Lowering:
         # What the program is called with is checked by it; the constants are its own.
         attrs = {"num_input": len(self.builder.inputs)}
         self.builder.inputs += self.constant_vars
-        func = self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType), attrs=attrs)
-        mod = with_main(self.library.get(), func)
-        return Lowered(mod, tuple(self.constants), self.functions, self.kernels, self.macs, self.casts)
+        return self.builder.finish(results, as_tuple=isinstance(main.ret_ty, relax.TupleType), attrs=attrs)
 
 
 def _is_multiple(shape: Sequence[Dim], symbol: str) -> bool:

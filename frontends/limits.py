@@ -15,8 +15,8 @@ MAX_MODEL_BYTES = 2 ** 31 - 1
 MAX_DEPTH = 32
 # Nodes when all functions are called in place; calls may multiply a file's own nodes so much, and some more.
 MAX_NODES, MAX_CALLED, MAX_MULTIPLE = 100_000, 10_000, 20
-# Nodes that loops are unrolled to.
-MAX_UNROLLED = 5_000
+# Nodes that loops are unrolled to; and those of bodies that run as functions, which may be translated several times.
+MAX_UNROLLED, MAX_TRANSLATED = 5_000, 20_000
 # Kernels address the elements of one tensor by 32-bit integers.
 MAX_ELEMENTS = 2 ** 31 - 1
 MAX_RANK = 32

@@ -21,6 +21,7 @@ from ..ir import GraphBuilder, constant, dtype_of, with_main
 from ..requirements import Requirement, distinct, likely
 from .limits import MAX_CONSTANTS_BYTES, MAX_GROWTH
 from .model import ImportedModel
+from .onnx_bodies import Open
 from .onnx_constants import can_evaluate, evaluate, widened
 from .onnx_control import CONTROL
 from .onnx_functions import NO_TRANSLATION, function_of, has_function, with_arguments
@@ -39,7 +40,7 @@ from .onnx_reading import (
     reads_of,
     sorted_nodes,
 )
-from .onnx_scope import UNKNOWN, Place, Result, Scope, Unknown
+from .onnx_scope import UNKNOWN, Captures, Place, Result, Scope, Unknown
 from .onnx_symbolic import evaluate_symbolic
 from .onnx_types import result_types, type_name, type_problem
 from .onnx_widths import with_widths
@@ -143,19 +144,22 @@ class _Importer:
     weights_bytes: int = 0
     constants_bytes: int = 0
     unrolled: int = 0
+    translated: int = 0
+    running: int = 0
+    decided: dict[str, Open] = field(default_factory=dict)
 
     def lookup(self, scope: Scope, name: str) -> Result:
         """The value called ``name`` in ``scope`` or around it; ImportModelError where there is none."""
-        place: Scope | None = scope
-        while place is not None:
-            if name in place.values:
-                return place.values[name]
-            if name in place.initializers:
-                array = widened(array_of(place.initializers[name], self.folder))
-                self.weights_bytes += array.nbytes
-                return place.values.setdefault(name, array)
-            place = place.parent
-        raise ImportModelError("a value is read that nothing produces", found=name)
+        if name in scope.values:
+            return scope.values[name]
+        if name in scope.initializers:
+            array = widened(array_of(scope.initializers[name], self.folder))
+            self.weights_bytes += array.nbytes
+            return scope.values.setdefault(name, array)
+        if scope.parent is None:
+            raise ImportModelError("a value is read that nothing produces", found=name)
+        value = self.lookup(scope.parent, name)
+        return value if scope.captures is None else scope.captures(value)
 
     def run(self, nodes: Sequence[onnx.NodeProto], place: Place, results: Iterable[str]) -> None:
         """Translate ``nodes``, whose ``results`` are read."""
@@ -247,11 +251,13 @@ class _Importer:
         self.constants_bytes += sum(r.nbytes for r in results)
         return results
 
-    def body(self, graph: onnx.GraphProto, place: Place, arguments: Sequence[Result]) -> list[Result]:
-        """The results of a subgraph that is given ``arguments``; it sees the values around it."""
+    def body(self, graph: onnx.GraphProto, place: Place, arguments: Sequence[Result],
+             captures: Captures | None = None) -> list[Result]:
+        """The results of a subgraph that is given ``arguments``; it sees the values around it, or what ``captures``
+        makes of them."""
         inner = Scope(dict(zip((v.name for v in graph.input), arguments, strict=False)),
                       {t.name: t for t in graph.initializer}, place.scope,
-                      {v.name: type_name(v.type.tensor_type.elem_type) for v in graph.input})
+                      {v.name: type_name(v.type.tensor_type.elem_type) for v in graph.input}, captures)
         results = [o.name for o in graph.output]
         self.run(graph.node, replace(place, scope=inner), results)
         return [self.lookup(inner, name) for name in results]

@@ -1,13 +1,14 @@
-"""If, Loop and Scan as plain graph.
+"""If, Loop and Scan.
 
-A condition that is known takes its branch. One that only running tells computes both branches and selects, so they have
-to give tensors of the same type. Loops are unrolled: their number of iterations has to be known, or at least bounded.
+As far as it is known at import how they go they are plain graph: a known condition takes its branch, loops of known
+length are unrolled. Where a condition only running tells both branches are computed and their results selected, as are
+those of an iteration that may not take place. Where that is not possible, because branches give tensors of different
+shapes or nobody knows how many iterations there are, the bodies become functions (``onnx_running``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import onnx
@@ -16,24 +17,25 @@ from tvm import relax
 
 from ..dims import equal_dims, product_of
 from ..errors import UnsupportedOperatorError
-from ..ir import GraphBuilder, dims_of, dtype_of
+from ..ir import dims_of, dtype_of
+from .extents import extent
 from .limits import MAX_UNROLLED
+from .onnx_bodies import Bodies, BodyBuilder, attempt
 from .onnx_ops import OnnxNode, TensorSequence, Value, normal_dtype
 from .onnx_ops.broadcasting import concatenable, shape_text
 from .onnx_ops.slicing import sliced
 from .onnx_reading import check_graph, reads_of
+from .onnx_running import Course, Iteration, running_branch, running_loop
 from .onnx_scope import UNKNOWN, Place, Result, Unknown
-from .symbolic_array import SymbolicArray, materialized
+from .symbolic_array import SymbolicArray, known_array, materialized
 
 
-class Bodies(Protocol):
-    """What translates the bodies; it counts the nodes that loops repeat."""
+class _OnlyRunningTells(Exception):
+    """The loop or branch is no plain graph."""
 
-    builder: GraphBuilder
-    unrolled: int
 
-    def body(self, graph: onnx.GraphProto, place: Place, arguments: Sequence[Result]) -> list[Result]:
-        """The results of a subgraph that is given ``arguments``."""
+class _DifferError(UnsupportedOperatorError):
+    """Two results have no common type."""
 
 
 def _subgraph(node: OnnxNode, name: str, place: Place) -> onnx.GraphProto:
@@ -67,11 +69,31 @@ def branch(bodies: Bodies, node: OnnxNode, place: Place) -> list[Result]:
     condition = _condition(node, given)
     if isinstance(condition, bool):
         return bodies.body(_subgraph(node, "then_branch" if condition else "else_branch", place), place, ())
-    both = [bodies.body(_subgraph(node, name, place), place, ()) for name in ("then_branch", "else_branch")]
-    if len(both[0]) != len(both[1]):
-        raise node.fault("the branches have a different number of results", found=(len(both[0]), len(both[1])))
+    graphs = [_subgraph(node, name, place) for name in ("then_branch", "else_branch")]
+    if len(graphs[0].output) != len(graphs[1].output):
+        raise node.fault("the branches have a different number of results",
+                         found=tuple(len(g.output) for g in graphs))
     why = f"{given}" if isinstance(given, SymbolicArray) else "a condition that depends on the model's inputs"
-    return [_selected(node, condition, a, b, why) for a, b in zip(*both, strict=True)]
+    selected = None if node.label in bodies.decided else _both(bodies, node, place, graphs, condition, why)
+    if selected is None:
+        return running_branch(bodies, node, place, graphs, condition, lambda found: _differ(node, why, found))
+    return selected
+
+
+def _both(bodies: Bodies, node: OnnxNode, place: Place, graphs: Sequence[onnx.GraphProto], condition: relax.Var,
+          why: str) -> list[Result] | None:
+    """A selection from the results of both branches; None where these differ in type, or should not both run."""
+    with attempt(bodies) as forget:
+        running = bodies.running
+        try:
+            both = [bodies.body(graph, place, ()) for graph in graphs]
+            selected = [_selected(node, condition, a, b, why) for a, b in zip(*both, strict=True)]
+            if bodies.running == running:
+                return selected
+        except _DifferError:
+            pass
+        forget()
+    return None
 
 
 def _selected(node: OnnxNode, condition: relax.Var, yes: Result, no: Result, why: str) -> Result:
@@ -97,36 +119,51 @@ def _selected(node: OnnxNode, condition: relax.Var, yes: Result, no: Result, why
     return node.emit(relax.op.where(condition, a, b))
 
 
-def _differ(node: OnnxNode, why: str, found: str) -> UnsupportedOperatorError:
-    return UnsupportedOperatorError(f"{node.op} that chooses between tensors of different types by {why} is not "
-                                    f"supported (found: {found})", layer=node.label,
-                                    hint='fix the extent or the input that the condition follows from by dims={…}')
+def _differ(node: OnnxNode, why: str, found: str) -> _DifferError:
+    return _DifferError(f"{node.op} that chooses between tensors of different types by {why} is not "
+                        f"supported (found: {found})", layer=node.label,
+                        hint='fix the extent or the input that the condition follows from by dims={…}')
 
 
 def loop(bodies: Bodies, node: OnnxNode, place: Place) -> list[Result]:
-    """Loop: the body as often as it runs.
-
-    Where only running tells whether an iteration takes place it is computed, and its results are selected.
-    """
-    body, trips = _subgraph(node, "body", place), _trip_count(node)
-    states: list[Result] = list(node.inputs[2:])
+    """Loop: the body as often as it runs."""
+    body, states = _subgraph(node, "body", place), list(node.inputs[2:])
     if len(body.input) != len(states) + 2 or len(body.output) < len(states) + 1:
         raise node.fault("the body has not as many inputs and outputs as the loop asks for",
                          found=(len(body.input), len(body.output)), expected=f"{len(states)} states")
-    scans: list[list[Result]] = [[] for _ in body.output[len(states) + 1:]]
     active = _condition(node, node.inputs[1]) if node.has(1) else True
-    is_scanned = any(node.outputs[len(states):])
-    i = 0
+    if node.label not in bodies.decided:
+        with attempt(bodies) as forget:
+            try:
+                return _unrolled(bodies, node, place, body, active)
+            except (_OnlyRunningTells, _DifferError):
+                forget()
+
+    def results(inner: OnnxNode, returned: Sequence[Result]) -> tuple[relax.Var | bool, Sequence[Result]]:
+        return _goes_on(inner, returned[0]), returned[1:]
+
+    course = Course(body, [v.name for v in body.input[2:]], node.inputs[0] if node.has(0) else None, active,
+                    lambda inner, function, i, current: (i.symbolic, np.asarray(True), *current), results)
+    return running_loop(bodies, node, place, course, states)
+
+
+def _unrolled(bodies: Bodies, node: OnnxNode, place: Place, body: onnx.GraphProto,
+              active: relax.Var | bool) -> list[Result]:
+    """The iterations of a loop one after the other, ``active`` being whether there is a first.
+
+    Where only running tells whether an iteration takes place it is computed, and its results are selected.
+    """
+    trips, states = _trip_count(node), list(node.inputs[2:])
+    scans: list[list[Result]] = [[] for _ in body.output[len(states) + 1:]]
+    is_scanned, i, running = any(node.outputs[len(states):]), 0, bodies.running
     while active is not False and (trips is None or i < trips):
-        if isinstance(active, relax.Var) and (trips is None or is_scanned):
-            raise node.unsupported("whose number of iterations depends on the model's inputs")
+        if isinstance(active, relax.Var) and (trips is None or is_scanned or bodies.running > running):
+            raise _OnlyRunningTells
         _count(bodies, node, body)
         goes_on, *results = bodies.body(body, place, (np.asarray(i, np.int64), np.asarray(True), *states))
         if isinstance(goes_on, Unknown):
             return [UNKNOWN] * len(node.outputs)
-        if goes_on is None:
-            raise node.fault("the body's condition is missing")
-        states, active = _advanced(node, active, _condition(node, goes_on), states, results)
+        states, active = _advanced(node, active, _goes_on(node, goes_on), states, results)
         for scan, value in zip(scans, results[len(states):], strict=True):
             scan.append(value)
         i += 1
@@ -135,12 +172,19 @@ def loop(bodies: Bodies, node: OnnxNode, place: Place) -> list[Result]:
                      zip(scans, declared, node.outputs[len(states):], strict=False)]
 
 
+def _goes_on(node: OnnxNode, value: Result) -> relax.Var | bool:
+    """Whether another iteration follows, as the body says."""
+    if value is None or isinstance(value, Unknown):
+        raise node.fault("the body's condition is missing")
+    return _condition(node, value)
+
+
 def _trip_count(node: OnnxNode) -> int | None:
     """The largest number of iterations; None where there is none."""
     if not node.has(0):
         return None
-    if isinstance(node.inputs[0], relax.Var):
-        raise node.unsupported("whose number of iterations depends on the model's inputs")
+    if isinstance(node.inputs[0], (relax.Var, SymbolicArray)):
+        raise _OnlyRunningTells
     trips = node.known(0, "a number of iterations")
     if trips.size != 1:
         raise node.fault("the number of iterations is not one number", found=trips.shape)
@@ -188,15 +232,16 @@ def scan(bodies: Bodies, node: OnnxNode, place: Place) -> list[Result]:
 
 def _scan(bodies: Bodies, node: OnnxNode, place: Place, body: onnx.GraphProto, states: Sequence[Result],
           scanned: Sequence[tuple[Value, int]], directions: Sequence[int]) -> list[Result]:
-    extents = [_dims(v)[axis] for v, axis in scanned]
-    steps = node.numbers(extents, "the axis that is scanned")
-    if len(set(steps)) != 1:
-        raise node.fault("the scanned inputs differ in length", found=steps)
+    steps, *others = (_dims(v)[axis] for v, axis in scanned)
+    for other in others:
+        node.require_equal(other, steps, "the scanned inputs differ in length")
+    if not isinstance(steps, int):
+        return _running_scan(bodies, node, place, body, states, scanned, directions)
     current, results = list(states), len(body.output) - len(states)
     stacks: list[list[Result]] = [[] for _ in range(results)]
-    for i in range(steps[0]):
+    for i in range(steps):
         _count(bodies, node, body)
-        elements = [_element(node, v, axis, steps[0] - 1 - i if back else i)
+        elements = [_element(node, v, axis, steps - 1 - i if back else i)
                     for (v, axis), back in zip(scanned, directions, strict=True)]
         out = bodies.body(body, place, (*current, *elements))
         current = out[:len(current)]
@@ -207,6 +252,46 @@ def _scan(bodies: Bodies, node: OnnxNode, place: Place, body: onnx.GraphProto, s
     declared = body.output[len(current):]
     return current + [_stacked(node, stack[::-1] if back else stack, axis, value)
                       for stack, back, axis, value in zip(stacks, backwards, axes, declared, strict=True)]
+
+
+def _running_scan(bodies: Bodies, node: OnnxNode, place: Place, body: onnx.GraphProto, states: Sequence[Result],
+                  scanned: Sequence[tuple[Value, int]], directions: Sequence[int]) -> list[Result]:
+    """Scan over an axis of symbolic extent: a loop whose iterations take their elements themselves."""
+    def arguments(inner: OnnxNode, function: BodyBuilder, i: Iteration,
+                  current: Sequence[relax.Var]) -> Sequence[Result]:
+        return [*current, *(_element_at(inner, function.capture(v), axis, i.number, is_backwards=bool(back))
+                            for (v, axis), back in zip(scanned, directions, strict=True))]
+
+    (value, axis), *_ = scanned
+    course = Course(body, [v.name for v in body.input[:len(states)]],
+                    known_array([_dims(value)[axis]], (), "int64"), True, arguments,
+                    lambda inner, returned: (True, returned))
+    results = running_loop(bodies, node, place, course, states)
+    stacks = len(body.output) - len(states)
+    layouts = zip(results[len(states):], _each(node, "scan_output_axes", stacks),
+                  _each(node, "scan_output_directions", stacks), strict=False)
+    return [*results[:len(states)], *(_laid_out(node, r, axis, is_backwards=bool(back)) for r, axis, back in layouts)]
+
+
+def _element_at(node: OnnxNode, value: Result, axis: int, index: relax.Var, *, is_backwards: bool) -> relax.Var:
+    """What stands at an index that only running tells, counted from the end where ``is_backwards``."""
+    tensor = node.constant(node.tensor(_given(node, value)))
+    if is_backwards:
+        last = extent(node.builder, node.name, dims_of(tensor)[axis] - 1)
+        index = node.emit(relax.op.subtract(last, index), "index")
+    return node.emit(relax.op.take(tensor, index, axis, mode="clip"), "element")
+
+
+def _laid_out(node: OnnxNode, stacked: Result, axis: int, *, is_backwards: bool) -> Result:
+    """What is stacked along the first axis along another, the last first where ``is_backwards``."""
+    if not isinstance(stacked, relax.Var):
+        return stacked
+    if is_backwards:
+        stacked = node.emit(relax.op.flip(stacked, 0), "backwards")
+    rank = len(dims_of(stacked))
+    order = list(range(1, rank))
+    order.insert(node.axis(axis, rank), 0)
+    return node.emit(relax.op.permute_dims(stacked, order), "stacked") if order != list(range(rank)) else stacked
 
 
 def _batched_scan(bodies: Bodies, node: OnnxNode, place: Place, body: onnx.GraphProto, count: int) -> list[Result]:

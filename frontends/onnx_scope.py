@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,17 +18,22 @@ class Unknown:
 
 UNKNOWN = Unknown()
 Result: TypeAlias = "Value | Unknown | None"
+Captures: TypeAlias = Callable[[Result], Result]
 
 
 @dataclass
 class Scope:
     """Values by name, and the element types that the model declares for them; initializers become arrays when they
-    are read. ``None`` is an argument that is left out."""
+    are read. ``None`` is an argument that is left out.
+
+    captures : what the values around are here, where this is the scope of a function of its own.
+    """
 
     values: dict[str, Result]
     initializers: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     parent: Scope | None = None
     types: dict[str, str | None] = field(default_factory=dict)
+    captures: Captures | None = None
 
     def declared(self, name: str) -> str | None:
         """The element type that the model declares for ``name``, here or around; None where it is unknown."""

@@ -23,15 +23,11 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Operator:
-    """What one operator computes: results from attributes and arrays.
-
-    axis : where the extent found is in the shape of the last result.
-    """
+    """What one operator computes: results from attributes and arrays."""
 
     tensors: int
     infer_type: Callable[[relax.Call, Expr], object]
     compute: Callable[[Attributes, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
-    axis: int = 0
 
 
 def is_data_dependent(expr: Expr) -> bool:
@@ -47,11 +43,6 @@ def attributes_of(call: relax.Call) -> dict[str, Any]:
 def compute(name: str, attributes: Attributes, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """The results of the operator called ``name``."""
     return _TABLE[name].compute(attributes, arrays)
-
-
-def extent_found(name: str, results: Sequence[np.ndarray]) -> int:
-    """How much there is in the results of the operator called ``name``."""
-    return int(results[-1].shape[_TABLE[name].axis])
 
 
 def nonzero(x: Expr, symbol: tvm.tirx.Var) -> relax.Call:
@@ -159,7 +150,7 @@ def _infer_unique(call: relax.Call, extent: Expr) -> relax.TupleType:
 
 _TABLE = {
     "narrowcast.nonzero": _Operator(
-        1, lambda call, n: relax.TensorType([len(dims_of(call.args[0])), n], "int64"), _nonzero, axis=1),
+        1, lambda call, n: relax.TensorType([len(dims_of(call.args[0])), n], "int64"), _nonzero),
     "narrowcast.unique": _Operator(1, _infer_unique, _unique),
     "narrowcast.non_max_suppression": _Operator(
         2, lambda call, n: relax.TensorType([n, 3], "int64"), _non_max_suppression),

@@ -29,6 +29,7 @@ from ..ir import (
     variables_of,
 )
 from . import (
+    reference_control,
     reference_elementwise,
     reference_linear_attention,
     reference_nn,
@@ -38,6 +39,7 @@ from . import (
     reference_shape,
     reference_unsigned,
 )
+from .control import has_bodies, runs_on_host
 from .data_dependent import attributes_of, compute, is_data_dependent
 from .semantics import Semantics, Value, tensor_of
 
@@ -72,6 +74,8 @@ def evaluate_call(call: relax.Call, args: Sequence[Value], layer: str | None = N
         found = compute(str(name), attributes_of(call), [a.numpy() for a in args])  # type: ignore[union-attr]
         tensors = tuple(torch.from_numpy(a) for a in found)
         return tensors if len(tensors) > 1 else tensors[0]
+    if has_bodies(call):
+        return reference_control.evaluate(call, args, run, str(layer), extents)  # type: ignore[arg-type]
     if name not in SEMANTICS:
         raise UnsupportedOperatorError(f"the operator {name or call.op} has no reference semantics", layer=layer,
                                        hint="add it to a table of operators/reference_*.py")
@@ -163,8 +167,8 @@ def _ordered(func: relax.Function,
 
 
 def learn_extents(binding: relax.VarBinding, value: Value, extents: dict[str, int]) -> None:
-    """Enter the extent that a data-dependent operator found, by the symbol's name."""
-    if not is_data_dependent(binding.value):
+    """Enter the extents that an operator on the host found, by the symbols' names."""
+    if not runs_on_host(binding.value):
         return
     several = isinstance(binding.var.ty, relax.TupleType)
     types = binding.var.ty.fields if several else [binding.var.ty]

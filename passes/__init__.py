@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tvm
 
+from ..operators.control import map_bodies
 from .base import Pass, Refusal, run_passes
 from .channels_last import ToChannelsLast
 from .decompose_transposed import DecomposeTransposedConvolutions
@@ -55,12 +56,13 @@ PIPELINE: tuple[Pass, ...] = (
 def run_pipeline(
     mod: tvm.IRModule, passes: Sequence[Pass] = PIPELINE, observe: Callable[[str, tvm.IRModule], None] | None = None,
 ) -> tvm.IRModule:
-    """Take a module in normal form through ``passes``; by default it ends in grouped form.
+    """Take a module in normal form through ``passes``, after the bodies of its loops and branches; by default it ends
+    in grouped form.
 
     ``observe(name, module)`` sees every pass's result. Raises VerificationError, which names the pass, where a
     requirement is broken.
     """
-    return run_passes(mod, passes, observe)
+    return run_passes(map_bodies(mod, lambda body: run_pipeline(body, passes)), passes, observe)
 
 
 __all__ = [

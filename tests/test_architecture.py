@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "timing": set(),
     "container": {"errors"},
     "report": set(),
-    "stages": {"ir"},
+    "stages": {"ir", "operators"},
     "assignment": LANGUAGE,
     "decisions": {*LANGUAGE, "assignment"},
     "planning": {*LANGUAGE, "assignment", "backends", "calibration", "given"},

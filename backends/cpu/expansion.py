@@ -52,7 +52,8 @@ def links(first: KernelRequest, second: KernelRequest, capabilities: Capabilitie
             and len(uses_of(second.group.function)[call.args[0]]) == 1
             and pointwise.is_pointwise and depthwise.is_planar and all(isinstance(d, int) for d in depthwise.size)
             and unit.lanes == capabilities.vector_bits // 32 and not unit.block
-            and pointwise.channels % unit.depth == 0)
+            and pointwise.channels % unit.depth == 0
+            and {s.name for s in first.group.symbols} <= {s.name for s in second.group.symbols})
 
 
 def on_vectors(capabilities: Capabilities) -> Capabilities:

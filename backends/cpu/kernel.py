@@ -13,9 +13,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...dims import Dim, as_dim, evaluate_dim, with_extents
+from ...dims import Dim, as_dim, evaluate_dim
 from ...errors import PlanError
-from ...ir import Group, dims_of
+from ...ir import Group, dims_of, with_symbols
 from ...precision import Precision, Storage
 
 # Element types of storages as TIR buffers and NumPy arrays carry them: TVM's LLVM code generation has no bfloat.
@@ -66,7 +66,7 @@ class KernelRequest:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for requests of equal kernels, inside one graph."""
-        return (self.group.name, self.precision, self.inputs, self.outputs, self.per_channel, self.correction,
+        return (self.group.function, self.precision, self.inputs, self.outputs, self.per_channel, self.correction,
                 self.schedule)
 
     @property
@@ -149,9 +149,9 @@ class ChainRequest:
     def input_buffers(self) -> list[BufferType]:
         """Shape, in the second's symbols, and element type of the buffer of every tensor that the kernel takes."""
         symbols = {s.name: s for s in self.second.group.symbols}
-        ((shape, dtype),) = self.first.input_buffers
-        buffers = self.second.input_buffers
-        buffers[self.link] = (tuple(with_extents(d, symbols) for d in shape), dtype)
+        (parameter,), buffers = self.first.group.parameters, self.second.input_buffers
+        ty = with_symbols(parameter.ty, {s: symbols[s.name] for s in self.first.group.symbols})
+        buffers[self.link] = tuple(as_dim(d) for d in ty.shape), buffer_dtype(self.first.inputs[0])
         return buffers
 
 
