@@ -115,6 +115,9 @@ def _find(graph: Graph, binding: relax.VarBinding, refused: list[Refusal]) -> Re
     if any(isinstance(operand, Constant) for operand in (scores.q, scores.kt, v)):
         refused.append((binding.var.name, "query, key or value is constant"))
         return None
+    if any(not 2 <= len(dims_of(operand)) <= 4 for operand in (scores.q, scores.kt, v)):
+        refused.append((binding.var.name, "query, key or value has not two to four dimensions"))
+        return None
     found, reason = _replacement(graph, scores, v, dims_of(binding.var))
     if found is None:
         refused.append((binding.var.name, reason))
@@ -248,9 +251,9 @@ class _Operand:
 
     @classmethod
     def of(cls, source: Expr, axes: tuple[int, ...]) -> _Operand:
-        """Of a tensor of three dimensions, with one head, or four."""
+        """Of a tensor of two dimensions, of three, with one head, or of four."""
         shape = dims_of(source)
-        return cls(source, shape if len(shape) == 4 else (shape[0], 1, *shape[1:]), axes)
+        return cls(source, (*shape[:-2], *(1,) * (4 - len(shape)), *shape[-2:]), axes)
 
     @property
     def shape(self) -> tuple[Dim, Dim, Dim, Dim]:
@@ -302,6 +305,8 @@ def _bias_view(bias: _Bias, full: tuple[Dim, ...]) -> _View | None:
     own = dims_of(bias.source)
     own = (*(1,) * (len(bias.shape) - len(own)), *own)
     leading, count = own[:-2], len(own) - 2
+    if count == 0:
+        return _fitting(_View((1, 1, *own)), full)
     if count == 1:
         wanted: tuple[Dim, ...] = full[:2] if is_equal_dim(leading[0], product_of(full[:2])) else (1, *leading)
         return _fitting(_View((*wanted, *own[-2:])), full)

@@ -234,6 +234,42 @@ def test_a_scan_over_a_symbolic_axis(attributes: dict[str, object]) -> None:
     assert "steps" in program.outputs[1].shape
 
 
+DECODE = [node("Identity", "c", "goes"), node("MatMul", "a,w", "q"), node("Concat", "b,q", "kv", axis=0),
+          node("Transpose", "kv", "kt", perm=[1, 0]), node("MatMul", "q,kt", "s"), node("Softmax", "s", "p", axis=-1),
+          node("MatMul", "p,kv", "o"), node("Add", "o,a", "out"), node("Identity", "out", "seen")]
+
+
+@pytest.mark.parametrize("cache", ["cache", "nothing"])
+def test_attention_to_a_cache_that_grows(cache: str) -> None:
+    proto = model([loop(DECODE, "a,b", "goes,out,kv,seen", f"n,true,x,{cache}", "y,k,all", types={"seen": [1, 8]})],
+                  {"x": [1, 8], "cache": ["past", 8], "n": ("int64", [])}, "y,k,all",
+                  {"true": TRUE, "w": noise(8, 8, seed=2) / 3, "nothing": np.zeros((0, 8), np.float32)})
+    agrees(proto, *({"x": noise(1, 8), "cache": noise(past, 8, seed=1), "n": np.asarray(n)}
+                    for past, n in ((3, 4), (1, 1))), terms=256)
+
+
+def test_tokens_are_chosen_until_the_last() -> None:
+    body = [node("Gather", "table,a", "e", axis=0), node("Add", "e,h", "t"), node("MatMul", "t,w", "scores"),
+            node("ArgMax", "scores", "best", axis=-1, keepdims=0), node("Equal", "best,last", "is"),
+            node("Not", "is", "goes"), node("Identity", "best", "out"), node("Identity", "best", "seen")]
+    proto = model([loop(body, "a", "goes,out,seen", "n,true,first", "y,all")], {"h": [8], "n": ("int64", [])}, "y,all",
+                  {"true": TRUE, "table": noise(16, 8), "w": noise(8, 16, seed=4), "first": np.asarray(0),
+                   "last": np.asarray(3)})
+    agrees(proto, *({"h": noise(8, seed=seed), "n": np.asarray(12)} for seed in range(6)))
+
+
+def test_convolutions_and_recurrent_layers_in_bodies() -> None:
+    layers = [node("Conv", "a,k", "m", pads=[2, 2, 2, 2]), node("Relu", "m", "out"), node("Identity", "c", "goes")]
+    proto = model([loop(layers, "a", "goes,out", "n,true,x", "y")], {"x": ["b", 4, 8, 8], "n": ("int64", [])}, "y",
+                  {"true": TRUE, "k": noise(4, 4, 3, 3) / 5})
+    agrees(proto, *({"x": noise(b, 4, 8, 8), "n": np.asarray(n)} for b, n in ((1, 2), (3, 1))), terms=256)
+    layers = [node("LSTM", "a,w,r", "o", hidden_size=4), node("Squeeze", "o,second", "out"),
+              node("Identity", "c", "goes")]
+    proto = model([loop(layers, "a", "goes,out", "n,true,x", "y")], {"x": ["t", 1, 4], "n": ("int64", [])}, "y",
+                  {"true": TRUE, "w": noise(1, 16, 4) / 3, "r": noise(1, 16, 4, seed=2) / 3, "second": np.array([1])})
+    agrees(proto, *({"x": noise(t, 1, 4), "n": np.asarray(n)} for t, n in ((5, 2), (1, 1))), terms=256)
+
+
 def test_a_saved_program_loads_without_pytorch(tmp_path: Path) -> None:
     program = narrowcast.compile(SERIES, num_threads=2)
     path, x = program.save(tmp_path / "series.nc"), noise(3)

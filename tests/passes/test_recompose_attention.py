@@ -145,6 +145,26 @@ def _refusal(net: Net, *outputs: relax.Var) -> str:
     return reason
 
 
+@pytest.mark.parametrize("mask", [None, (S, T), (T,)])
+def test_two_dimensional_operands_are_one_head_of_one_sample(mask: tuple[int, ...] | None) -> None:
+    net = Net((S, D), (T, D), (T, D), *([] if mask is None else [mask]))
+    scores = net(op.matmul(net.inputs[0], net(op.permute_dims(net.inputs[1], [1, 0]), "kt")), "scores")
+    if mask is not None:
+        scores = net(op.add(scores, net.inputs[3]))
+    y = net(op.matmul(net(op.nn.softmax(scores)), net.inputs[2]), "y")
+    after = apply_checked(RecomposeAttention(), net.module(y))
+    assert ("attention" if mask is None else "attention_bias") in ops_of(after)
+    assert "softmax" not in ops_of(after)
+
+
+def test_five_dimensional_operands_are_refused() -> None:
+    net = Net((2, B, H, S, D), (2, B, H, T, D), (2, B, H, T, D))
+    scores = net(op.matmul(net.inputs[0], net(op.permute_dims(net.inputs[1], [0, 1, 2, 4, 3]), "kt")), "scores")
+    mod = net.module(net(op.matmul(net(op.nn.softmax(scores)), net.inputs[2]), "y"))
+    assert_unchanged(RecomposeAttention(), mod)
+    assert RecomposeAttention().refusals(mod) == [("y", "query, key or value has not two to four dimensions")]
+
+
 def test_probabilities_with_another_reader_are_refused() -> None:
     net = _net()
     y = _product_form(net)
