@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,6 @@ from ..operators.control import CheckedBody, Places, run_branch, run_loop
 from ..requirements import Requirement
 
 FIND, CONTROL = "narrowcast.find", "narrowcast.control"
-
-
 # What TVM's tensors are aligned to.
 _ALIGNMENT = 64
 
@@ -58,7 +56,7 @@ class TvmTensors:
         return tvm.runtime.empty(tuple(shape), dtype)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _stated(text: str) -> tuple[tuple[Requirement, ...], Places]:
     """The requirements of a body and where symbols stand, as ``body_text`` wrote them."""
     stated = json.loads(text)

@@ -8,14 +8,12 @@ another. Kernels that came out equal are shared.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from ..dims import Dim, as_dim, product_of, symbols_in, with_extents
@@ -49,6 +47,7 @@ from .cpu.cast import build_cast
 from .cpu.emit import emit
 from .cpu.expansion import gains, links
 from .cpu.kernel import ChainRequest, Kernel, KernelRequest, buffer_dtype, output_buffers, output_shapes
+from .functions import Functions
 from .target import Capabilities
 
 # What an extent that only running tells is taken for.
@@ -191,34 +190,6 @@ def lower(
                    lowering.kernels, lowering.macs, lowering.casts)
 
 
-class _Library:
-    """The functions of a lowered module but ``main``; equal kernels are one."""
-
-    def __init__(self) -> None:
-        self.builder = relax.BlockBuilder()
-        self._shared: dict[int, tuple[tvm.tirx.PrimFunc, tvm.ir.GlobalVar]] = {}
-        self._names: set[str] = {"main"}
-
-    def add(self, func: relax.Function | tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
-        """A new function, called ``name`` as far as that is a symbol and not taken."""
-        symbol = re.sub(r"\W", "_", name)
-        while symbol in self._names:
-            symbol += "_"
-        self._names.add(symbol)
-        return self.builder.add_func(func.with_attr("global_symbol", symbol), symbol)
-
-    def kernel(self, func: tvm.tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
-        """The GlobalVar of ``func``, shared with an equal function that is there already."""
-        for attribute in ("global_symbol", "layer"):
-            if attribute in (func.attrs or {}):
-                func = func.without_attr(attribute)
-        key = tvm_ffi.structural_hash(func)
-        known = self._shared.get(key)
-        if known is None or not tvm_ffi.structural_equal(known[0], func):
-            known = self._shared[key] = func, self.add(func, name)
-        return known[1]
-
-
 @dataclass
 class _Lowering:
     """One function of the lowered module: ``main``, or a body."""
@@ -230,7 +201,7 @@ class _Lowering:
     capabilities: Capabilities
     threads: int
     typical: tuple[tuple[str, int], ...]
-    library: _Library = field(default_factory=_Library)
+    library: Functions = field(default_factory=Functions)
     values: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
     fields: dict[str, list[relax.Var]] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
@@ -354,14 +325,24 @@ class _Lowering:
         inner = _Lowering(body.mod, exact_plan(groups), groups, self.emit_launch, self.capabilities, self.threads,
                           typical, self.library)
         function = self.library.add(inner.run(), f"{name}.body")
-        self.functions.update((f"{name}.{group}", kernel) for group, kernel in inner.functions.items())
-        self.kernels.update((f"{name}.{group}", kernel) for group, kernel in inner.kernels.items())
-        self.macs.update((f"{name}.{group}", macs) for group, macs in inner.macs.items())
+        self._take_over(name, inner)
         given = dict.fromkeys(s for p in tensors_of(main) for s in symbols_used(p))
         filled = [Requirement(">=", s, 1, name) for s in given if not inner.may_be_empty(s)]
         requirements = [*body.requirements, *filled]
         constants = [self._constant(f"{name}.body", array) for array in inner.constants]
         return function, host.body_text(requirements, body.places(requirements)), constants
+
+    def _take_over(self, name: str, inner: _Lowering) -> None:
+        """The kernels of a body, under names that nothing else has."""
+        taken = {g.name for g in self.groups} | self.functions.keys()
+        for group, function in inner.functions.items():
+            own = f"{name}.{group}"
+            while own in taken:
+                own += "_"
+            taken.add(own)
+            self.functions[own], self.macs[own] = function, inner.macs[group]
+            if group in inner.kernels:
+                self.kernels[own] = inner.kernels[group]
 
     def _known(self, shape: Sequence[Dim]) -> relax.ShapeExpr:
         """A shape before its own symbols are found: 0 for the extents that depend on them."""

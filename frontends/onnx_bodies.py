@@ -22,8 +22,6 @@ from .onnx_scope import Captures, Place, Result
 from .symbolic_array import Ratio, SymbolicArray, is_expression
 
 _Known = TypeVar("_Known", bound="Dim | Expr")
-
-
 # Axes of a loop's states whose extents iterations change, as (state, axis): those that always are equal have one value.
 Open: TypeAlias = dict[tuple[int, int], tuple[int, int]]
 

@@ -289,6 +289,21 @@ def test_bodies_are_shown() -> None:
     assert all("# A body of y:" in s.text for s in program.stages if s.name != "lower")
 
 
+def test_layers_of_bodies_do_not_hide_others() -> None:
+    """A layer around the branch is called as one inside it would be, and both sides have the same layers."""
+    sides = [[node("MatMul", f"x,{w}", "m"), *more] for w, more in (("w", [node("Exp", "m", "z")]),
+                                                                    ("v", [node("Concat", "m,m", "z", axis=0)]))]
+    outer = node("MatMul", "t,w", "y.m")
+    proto = model([choice("flag", *sides, "t"), outer], {"x": [2, 4], "flag": ("bool", [])}, "y.m",
+                  {"w": noise(4, 4), "v": noise(4, 4, seed=1)})
+    proto.graph.node[0].name, outer.name = "y", "y.m"
+    proto.graph.node[1].name = "y.m"
+    program = agrees(proto, *({"x": noise(2, 4), "flag": np.asarray(flag)} for flag in (True, False)), terms=64)
+    macs = {d.op: d.macs for d in program.plan.decisions}
+    assert macs["y.m"] == 16 * 16  # Rows are taken for 16 where only running tells.
+    assert [n for n in ("y.m", "y.m_", "y.m__") if program.source("tir", n)] == ["y.m", "y.m_", "y.m__"]
+
+
 def test_every_kernel_of_a_body_and_around_it_agrees() -> None:
     nodes = [node("Exp", "x", "e"), loop(SCALED, "a", "goes,out,seen", "n,true,e", "l,all"), node("Neg", "l"),
              node("ReduceSum", "all", "sum", keepdims=0)]
