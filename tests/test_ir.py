@@ -68,6 +68,32 @@ def test_shapes_have_to_be_static() -> None:
         ir.shape_of(dynamic)
 
 
+def test_what_was_only_an_attempt_is_forgotten() -> None:
+    x = var("x", 4)
+    builder = ir.GraphBuilder([x])
+    kept = builder.emit(relax.op.abs(x), "a")
+    with builder.attempt() as forget:
+        builder.emit(relax.op.exp(x), "b")
+        builder.found("b.count")
+        forget()
+    with builder.attempt():
+        last = builder.emit(relax.op.exp(kept), "b")
+    func = builder.finish([last])
+    assert names(func) == ["a", "b"] and len(func.params) == 1
+
+
+def test_parameters_come_when_they_are_needed() -> None:
+    n, m = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("m", "int64")
+    builder = ir.GraphBuilder([])
+    x = builder.parameter("x", relax.TensorType([n, 2], F32))
+    again = builder.parameter("x", relax.TensorType([m], F32))
+    assert (x.name, again.name) == ("x", "x.1")
+    assert builder.tensor_with(m).same_as(again) and builder.tensor_with(n).same_as(x)
+    with pytest.raises(VerificationError, match="not the dim of a tensor"):
+        builder.tensor_with(tvm.tirx.Var("k", "int64"))
+    assert list(builder.finish([builder.emit(relax.op.abs(x), "y")]).params) == [x, again]
+
+
 def test_op_names() -> None:
     x = var("x", 4)
     assert ir.op_name(relax.op.nn.relu(x)) == "relax.nn.relu"

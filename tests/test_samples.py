@@ -8,7 +8,7 @@ import torch
 
 from narrowcast.errors import DataError
 from narrowcast.ir import TensorSpec
-from narrowcast.samples import Samples, split
+from narrowcast.samples import Samples, example_of, split
 
 ONE = (TensorSpec("x", (1, 3), "float32"),)
 TWO = (TensorSpec("ids", (2, 4), "int64"), TensorSpec("mask", (2, 4), "float32"))
@@ -168,3 +168,8 @@ def test_split_of_too_few():
         split(Samples.of((X[:3], Y[:3]), ONE), 0)
     with pytest.raises(DataError, match="separate calibration data is too small"):
         split(Samples.of((X, Y), ONE), 0, Samples.of((X[:1], Y[:1]), ONE))
+
+
+def test_the_example_of_numbers_are_numbers():
+    example = example_of([{"x": np.ones((4, 3), np.float32), "n": np.asarray(5), "label": 1}])
+    assert {k: v.shape for k, v in example.items()} == {"x": (1, 3), "n": ()}
