@@ -21,7 +21,7 @@ from .backends.cpu.emit import emit
 from .backends.cpu.kernel import ChainRequest, Kernel, KernelRequest
 from .backends.effort import host_steps, peak_bytes, steps
 from .backends.executable import Executable, build_library
-from .backends.lower import Lowered, lower, requests_for
+from .backends.lower import Lowered, launches_for, lower
 from .backends.target import Target
 from .backends.tuning import Choice, Tuner
 from .budget import AccuracyBudget, Measurement, measure
@@ -415,7 +415,9 @@ class _Job:
                 lambda done, total: self.progress("compare schedules", done, total),
                 self.network.typical,
             )
-            requests = requests_for(self.network.mod, plan, self.network.typical)
+            launches = launches_for(self.network.mod, plan, self.target.capabilities, self.target.threads,
+                                    self.network.typical)
+            requests = [launch for launch in launches if isinstance(launch, KernelRequest)]
             choices = {r.group.name: c for r, c in zip(requests, tuner.choose(requests), strict=True) if c is not None}
         schedules = {name: choice.schedule for name, choice in choices.items()}
         plan = replace(plan, decisions=tuple(replace(d, schedule=schedules.get(d.op, 0)) for d in plan.decisions))

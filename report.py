@@ -24,7 +24,7 @@ class Report:
     int8_share, bf16_share, fp16_share : shares of the multiply-adds.
     casts : stand-alone casts in the program.
     rounds : programs built and measured until the plan stood.
-    predicted_us : sum of the groups' measured costs.
+    predicted_us : sum of the groups' measured costs, each with a kernel of its own.
     tuned : different kernels whose schedules were compared by measuring.
     model_us, tuned_us : sums over the program's compared kernels of the measured time of the schedule that the model
         ranks first, and of the fastest.
