@@ -18,6 +18,36 @@ from torch import nn
 MAX_BYTES = 16_384
 
 
+_OPSET = '<ir_version: 8, opset_import: ["" : 17]>\n'
+# Loops and branches of which only running tells how they go: states that grow, captures, one inside the other.
+_RUNNING = ("""
+grows (float[2] x, int64 n) => (float[k] y, float[m, 1] all) <bool true = {1}, int64[1] last = {-1}> {
+  y, all = Loop (n, true, x) <body = step (int64 i, bool c, float[a] s) => (bool again, float[b] t, float[1] seen) {
+    again = Identity (c)
+    t = Concat <axis = 0> (s, x)
+    seen = Gather (t, last)
+  }>
+}""", """
+until (float[n, 3] x, float limit) => (float[n, 3] y) <bool true = {1}, int64 none = {4}> {
+  y = Loop (none, true, x) <body = step (int64 i, bool c, float[n, 3] s) => (bool again, float[n, 3] t) {
+    sum = ReduceSum <keepdims = 0> (s)
+    again = Less (sum, limit)
+    t = If (again) <then_branch = more () => (float[n, 3] u) { u = Add (s, x) },
+                    else_branch = kept () => (float[n, 3] v) { v = Identity (s) }>
+  }>
+}""", """
+sums (float[3] first, float[steps, 3] x) => (float[3] y, float[steps, 3] all) {
+  y, all = Scan <num_scan_inputs = 1, body = step (float[3] s, float[3] e) => (float[3] t, float[3] o) {
+    t = Add (s, e)
+    o = Tanh (t)
+  }> (first, x)
+}""", """
+either (float[4] x, bool c) => (float[k] y) <int64[1] two = {2}, int64[1] zero = {0}> {
+  y = If (c) <then_branch = part () => (float[2] u) { u = Slice (x, zero, two) },
+              else_branch = whole () => (float[4] v) { v = Relu (x) }>
+}""")
+
+
 def write_seeds(folder: Path) -> None:
     """Fill ``folder`` with the seeds, one file each, where it has none yet."""
     if folder.is_dir() and any(folder.iterdir()):
@@ -34,6 +64,7 @@ def seeds() -> Iterator[bytes]:
         yield from _node_tests()
         yield from _shipped_tests()
         yield from _exported()
+        yield from (onnx.parser.parse_model(_OPSET + text).SerializeToString() for text in _RUNNING)
 
 
 def _node_tests() -> Iterator[bytes]:
@@ -77,8 +108,8 @@ class _Convolutional(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU6(),
-            nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-            nn.Linear(4, 3))
+            nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4), nn.Hardswish(), nn.Conv2d(4, 8, 1), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
