@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from torch import nn
 
 # A seed is no larger: mutations of small models say more a second.
-MAX_BYTES = 16_384
+MAX_BYTES = 20_480
 
 
 _OPSET = '<ir_version: 8, opset_import: ["" : 17]>\n'
