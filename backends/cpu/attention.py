@@ -28,9 +28,8 @@ from ...operators.quantization import PROBABILITY_LEVELS
 from ...precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
 from ..target import Capabilities
 from .amx import MatrixUnit, tiles_at_work
-from .amx_tiling import has_tiles
 from .epilogue import Epilogue, Position, row_index
-from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span
+from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span, tile_arithmetic
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import by_kind, emit_tile
 from .operands import Block, Finish, Left, Reduction
@@ -419,14 +418,14 @@ def reduced(vector: Vector, combine: Callable[[Vector, Vector], Vector]) -> Vect
 
 def _on_tiles(emitter: Attention, capabilities: Capabilities, split: int) -> Attention:
     """The emitter on matrix tiles where the target has them and both products are whole tiles."""
-    shape, unit = emitter.shape, emitter.unit
-    if not has_tiles(unit.precision, capabilities) or not all(isinstance(n, int) for n in (shape.queries, shape.keys)):
+    shape, unit = emitter.shape, tile_arithmetic(emitter.unit.precision, capabilities)
+    if unit is None or not all(isinstance(n, int) for n in (shape.queries, shape.keys)):
         return emitter
     if shape.queries < _TILED.rows or any(n % (_TILE_STEPS * unit.depth) for n in (shape.depth, shape.keys)):
         return emitter
     keys, width = (Columns.cut(c, 2, unit.lanes) for c in (shape.keys, shape.width))
     parts = min(split, ceil_div(shape.queries, _TILED.rows))
-    return replace(emitter, rows=_TILED.rows, scores=keys, values=width, parts=parts, tiled=_TILED)
+    return replace(emitter, unit=unit, rows=_TILED.rows, scores=keys, values=width, parts=parts, tiled=_TILED)
 
 
 def build_attention(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:
@@ -459,7 +458,7 @@ def build_attention(request: KernelRequest, capabilities: Capabilities, threads:
         emitter.emit(sources, _bias(request, bias_argument, parameters), threads)
 
     macs = shape.batch * shape.heads * shape.queries * shape.keys * (shape.depth + shape.width)
-    kernel = build_kernel(request, unit, epilogue, constants, macs, emit)
+    kernel = build_kernel(request, emitter.unit, epilogue, constants, macs, emit)
     return kernel if emitter.tiled else replace(kernel, schedules=schedules)
 
 

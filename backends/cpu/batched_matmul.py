@@ -223,7 +223,7 @@ def _ways(product: Product, shape: BatchedShape, unit: Arithmetic, capabilities:
     rows = MatrixRows(shape.rows, shape.depth)
     for way in candidates(product, rows, unit, capabilities, threads):
         schedule, known = way.tasks.schedule, isinstance(shape.rows, int)
-        if schedule.tiles and not known and rows.copied_bytes(way.tasks.read_at_once(unit), unit):
+        if schedule.tiles and not known and rows.copied_bytes(way.tasks.read_at_once(way.arithmetic), way.arithmetic):
             continue
         yield replace(way, tasks=replace(way.tasks, schedule=replace(schedule, chunks=1)))
 
@@ -244,11 +244,11 @@ def build_batched_matmul(request: KernelRequest, capabilities: Capabilities, thr
         assert qparams[0] is not None and qparams[1] is not None, "lowering gives INT8 groups u8 data"
         zeros = _Zeros.of(qparams[0], qparams[1])
     epilogue = Epilogue(request, capabilities, request.group.anchor)
-    emitter = BatchedProduct(shape, unit, way.tasks, zeros, epilogue)
+    emitter = BatchedProduct(shape, way.arithmetic, way.tasks, zeros, epilogue)
 
     def emit(parameters: Parameters) -> None:
         left, right = (named(n, flat_view(parameters.inputs[i])) for n, i in zip(("left", "right"), sides, strict=True))
         emitter.emit(left, right, threads)
 
     macs = shape.items * shape.rows * shape.depth * shape.columns
-    return replace(build_kernel(request, unit, epilogue, (), macs, emit), schedules=schedules)
+    return replace(build_kernel(request, way.arithmetic, epilogue, (), macs, emit), schedules=schedules)

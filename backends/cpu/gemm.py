@@ -44,13 +44,13 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
 
     weights : float32 [groups, taps, depth, columns of a group].
     """
-    unit = arithmetic(request.precision, capabilities)
+    on_vectors = arithmetic(request.precision, capabilities)
     groups, taps, depth, columns = weights.shape
-    product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical,
-                      rows.distance * unit.operand_bytes)
-    ways = candidates(product, rows, unit, capabilities, threads, rows.bytes_per_row(unit))
+    product = Product(rows.count, columns, rows.reduction.steps(on_vectors), groups, request.typical,
+                      rows.distance * on_vectors.operand_bytes)
+    ways = candidates(product, rows, on_vectors, capabilities, threads, rows.bytes_per_row(on_vectors))
     way, schedules = request.pick(ways)
-    rows, tasks = way.rows, way.tasks
+    unit, rows, tasks = way.arithmetic, way.rows, way.tasks
     epilogue, scaling, operand = prepare(request, capabilities, weights)
     packed = pack_weights(_whole_taps(operand, tasks.reading(rows.reduction, unit)), tasks.schedule.columns, unit)
     constants = (packed, *(with_slack(a, unit.lanes) for a in scaling))

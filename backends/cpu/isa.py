@@ -19,7 +19,7 @@ from ...dims import Dim
 from ...errors import TargetError
 from ...precision import FP16_BLOCK, Precision
 from ..target import Capabilities
-from .llvm_helpers import DOT_BF16, DOT_BF16_NAME, DOT_WORDS_NAME, dot_words
+from .llvm_helpers import DOT_BF16, DOT_BF16_NAME, DOT_FP16, DOT_FP16_NAME, DOT_WORDS_NAME, dot_words
 from .vector_math import Vector, fma, splat
 from .vector_memory import Index, load, store
 
@@ -29,6 +29,11 @@ _SPLITTING_REGISTERS = 3
 _FP16_CYCLES = 1.5
 # Cores with tiles have vdpbf16ps on one of the two ports that have the other multiply-adds (uops.info).
 _BF16_CYCLES_BESIDE_TILES = 2.0
+# The multiply-adds of pairs: name and code of the helper.
+_DOT_PAIRS = {Precision.BF16: (DOT_BF16_NAME, DOT_BF16), Precision.FP16: (DOT_FP16_NAME, DOT_FP16)}
+# Features whose tiles multiply a precision; in INT8 vectors share the packed weights.
+_TILE_FEATURES = {Precision.INT8: frozenset({"amx_int8", "avx512_vnni"}), Precision.BF16: frozenset({"amx_bf16"}),
+                  Precision.FP16: frozenset({"amx_fp16"})}
 
 
 def named(name: str, value: Vector) -> Vector:
@@ -57,7 +62,8 @@ class Arithmetic:
 
     precision : what the operands are.
     lanes : accumulators in a vector.
-    depth : products that one multiply-add adds into each accumulator (4 for INT8, 2 for BF16, else 1).
+    depth : products that one multiply-add adds into each accumulator (4 for INT8, 2 for BF16 and for FP16 on tiles,
+        else 1).
     operand, weight, accumulator : element types of the left side, the packed right side and the accumulators.
     parts : registers of a packed vector of weights. In INT8 by vpmaddwd two: the even elements of a step's depth, then
         the odd ones.
@@ -112,9 +118,10 @@ class Arithmetic:
         return T.reinterpret(f"uint8x{self.panel}", word) if self.precision is Precision.INT8 else word
 
     def _partial(self, source: tirx.Buffer, offset: Index, present: Index) -> Vector:
-        """Fewer than ``depth`` elements as a 32-bit word: BF16 one and zero; INT8 the last again in place of others."""
+        """Fewer than ``depth`` elements as a 32-bit word: of a pair one and zero; INT8 the last again in place of
+        others."""
         bits = 8 * self.operand_bytes
-        word = T.Cast("int32", source[offset])
+        word = T.Cast("int32", T.reinterpret(f"uint{bits}", source[offset]))
         for d in range(1, self.depth - 1):
             at = min(present - 1, d) if isinstance(present, int) else T.min(present - 1, d)
             further = T.Cast("int32", source[offset + at])
@@ -124,23 +131,23 @@ class Arithmetic:
     def weights(self, packed: tirx.Buffer, offset: Index) -> Vector:
         """One packed vector of the right side."""
         vector = load(packed, offset, self.panel)
-        return T.reinterpret(f"int32x{self.lanes}", vector) if self.precision is Precision.BF16 else vector
+        return T.reinterpret(f"int32x{self.lanes}", vector) if self.depth == 2 else vector
 
     def multiply_add(self, acc: Vector, left: Vector, right: Vector) -> Vector:
-        """``acc + left · right``: vpdpbusd, twice vpmaddwd, vdpbf16ps or a fused multiply-add."""
+        """``acc + left · right``: vpdpbusd, twice vpmaddwd, vdpbf16ps, fused multiply-adds."""
         if self.precision is Precision.INT8:
             if self.parts > 1:
                 return T.call_pure_extern(f"int32x{self.lanes}", DOT_WORDS_NAME, acc, left, right)
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
             return T.call_llvm_pure_intrin(f"int32x{self.lanes}", name, acc, left, right)
-        if self.precision is Precision.BF16:
-            return T.call_pure_extern(f"float32x{self.lanes}", DOT_BF16_NAME, acc, left, right)
+        if self.depth == 2:
+            return T.call_pure_extern(f"float32x{self.lanes}", _DOT_PAIRS[self.precision][0], acc, left, right)
         return fma(left, right, acc)
 
     @contextmanager
     def helpers(self) -> Iterator[None]:
         """The scope inside which ``multiply_add`` may be used."""
-        code = {Precision.BF16: DOT_BF16}.get(self.precision)
+        code = _DOT_PAIRS[self.precision][1] if self.depth == 2 else None
         if self.parts > 1:
             code = dot_words(self.lanes)
         if code is None:
@@ -172,6 +179,20 @@ def arithmetic(precision: Precision, capabilities: Capabilities) -> Arithmetic:
     if precision is Precision.FP16:
         return Arithmetic(precision, 32, 1, "float16", "float16", "float32", block=FP16_BLOCK, cycles=_FP16_CYCLES)
     return Arithmetic(precision, lanes, 1, "float32", "float32", "float32", cycles=cycles)
+
+
+def tile_arithmetic(precision: Precision, capabilities: Capabilities) -> Arithmetic | None:
+    """A precision's multiply-add on a target's tiles, in every lane of a row; None where tiles have none.
+
+    It is that of vectors but in FP16: tdpfp16ps takes pairs and adds their products up in float32 (Intel, Architecture
+    Instruction Set Extensions Programming Reference, "TDPFP16PS").
+    """
+    needed = _TILE_FEATURES.get(precision)
+    if needed is None or not needed <= capabilities.features:
+        return None
+    if precision is Precision.FP16:
+        return Arithmetic(precision, 16, 2, "float16", "float16", "float32")
+    return arithmetic(precision, capabilities)
 
 
 def copy_run(target: tirx.Buffer, start: Index, source: tirx.Buffer, begin: Index, count: Dim) -> None:

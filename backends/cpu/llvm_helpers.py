@@ -14,6 +14,28 @@ define <16 x float> @narrowcast_dot_bf16(<16 x float> %acc, <16 x i32> %a, <16 x
 }
 """
 
+# As tdpfp16ps multiplies, for rows that fill no tile: products of pairs are added up in float32.
+DOT_FP16_NAME = "narrowcast_dot_fp16"
+_PAIRS = {half: ", ".join(f"i32 {i}" for i in range(first, 32, 2)) for first, half in enumerate(("even", "odd"))}
+DOT_FP16 = f"""
+declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
+define <16 x float> @narrowcast_dot_fp16(<16 x float> %acc, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
+  %x = bitcast <16 x i32> %a to <32 x half>
+  %y = bitcast <16 x i32> %b to <32 x half>
+  %x_even = shufflevector <32 x half> %x, <32 x half> poison, <16 x i32> <{_PAIRS["even"]}>
+  %y_even = shufflevector <32 x half> %y, <32 x half> poison, <16 x i32> <{_PAIRS["even"]}>
+  %x_odd = shufflevector <32 x half> %x, <32 x half> poison, <16 x i32> <{_PAIRS["odd"]}>
+  %y_odd = shufflevector <32 x half> %y, <32 x half> poison, <16 x i32> <{_PAIRS["odd"]}>
+  %a_even = fpext <16 x half> %x_even to <16 x float>
+  %b_even = fpext <16 x half> %y_even to <16 x float>
+  %a_odd = fpext <16 x half> %x_odd to <16 x float>
+  %b_odd = fpext <16 x half> %y_odd to <16 x float>
+  %first = call <16 x float> @llvm.fma.v16f32(<16 x float> %a_even, <16 x float> %b_even, <16 x float> %acc)
+  %r = call <16 x float> @llvm.fma.v16f32(<16 x float> %a_odd, <16 x float> %b_odd, <16 x float> %first)
+  ret <16 x float> %r
+}}
+"""
+
 DOT_WORDS_NAME = "narrowcast_dot_words"
 _DOT_WORDS = """
 declare <{lanes} x i32> @llvm.x86.{instruction}(<{words} x i16>, <{words} x i16>)

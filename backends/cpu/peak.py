@@ -19,8 +19,7 @@ from ..executable import use_threads
 from ..target import Target
 from ..tile_permission import request_tiles_for
 from .amx import tiles_at_work
-from .amx_tiling import has_tiles
-from .isa import Arithmetic, arithmetic, bind, named
+from .isa import Arithmetic, arithmetic, bind, named, tile_arithmetic
 from .tiling import Columns, Schedule, Tiles
 from .vector_math import splat
 from .vector_memory import load, store
@@ -34,9 +33,10 @@ _ALL_TILES = Schedule(32, Columns.cut(32, 2, 16), 1, 1, tiles=Tiles(16, 2, _TILE
 def peak_function(precision: Precision, target: Target) -> tvm.tirx.PrimFunc:
     """``func(out)``: every thread runs ``_STEPS`` times ``_ACCUMULATORS`` multiply-adds of what is in ``out`` (the
     compiler cannot know it) and stores their sum; of tiles ``_STEPS`` times one into each and nothing."""
+    tiled = tile_arithmetic(precision, target.capabilities)
+    if tiled is not None:
+        return _peak_of_tiles(tiled, target)
     unit = arithmetic(precision, target.capabilities)
-    if has_tiles(precision, target.capabilities):
-        return _peak_of_tiles(unit, target)
     with IRBuilder() as builder, T.prim_func():
         T.func_name("peak")
         T.func_attr({"tirx.noalias": True})
@@ -88,10 +88,11 @@ def _peak_module(precision: Precision, target: Target) -> tvm.runtime.Module:
 
 def peak_macs_per_second(precision: Precision, target: Target, rounds: int = 15) -> float:
     """Multiply-adds per second of all threads together: the best of ``rounds`` runs of about a millisecond."""
-    unit = arithmetic(precision, target.capabilities)
+    tiled = tile_arithmetic(precision, target.capabilities)
+    unit = tiled or arithmetic(precision, target.capabilities)
     out = tvm.runtime.tensor(np.zeros(target.threads * unit.lanes, unit.sum))
     macs = _ACCUMULATORS * unit.panel
-    if has_tiles(precision, target.capabilities):
+    if tiled is not None:
         request_tiles_for(target)
         macs = _ALL_TILES.rows * _ALL_TILES.columns.vectors * _TILE_STEPS * unit.panel
     use_threads(target.threads)

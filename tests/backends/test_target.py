@@ -24,6 +24,7 @@ def cpuinfo(flags: str, vendor: str = "GenuineIntel") -> str:
     (AVX2 + " vaes vpclmulqdq sse4a", "AuthenticAMD", "znver3"),
     (VNNI, "GenuineIntel", "icelake-server"),
     (VNNI + " avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16", "GenuineIntel", "emeraldrapids"),
+    (VNNI + " avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 amx_fp16", "GenuineIntel", "graniterapids"),
     (AVX512, "GenuineIntel", "skylake-avx512"),
     (AVX2 + " avx_vnni gfni vaes", "GenuineIntel", "alderlake"),
     (AVX2 + " avx_vnni gfni vaes cmpccxadd avx_ifma", "GenuineIntel", "sierraforest"),
@@ -68,6 +69,11 @@ def test_a_target_may_have_features_beyond_its_cpu() -> None:
     assert str(tiled) == "cpu:znver4+amx_tile+amx_int8" and Target.parse(str(tiled), 1) == tiled
     assert tiled.capabilities.features == Target("znver4", 1).capabilities.features | {"amx_tile", "amx_int8"}
     assert [str(a) for a in tiled.tvm_target().attrs["mattr"]] == ["+amx-tile", "+amx-int8"]
+
+
+@pytest.mark.parametrize("name", ["cpu:graniterapids", "cpu:graniterapids-d", "cpu:sapphirerapids+amx_fp16"])
+def test_tiles_of_float16_are_beyond_those_of_sapphire_rapids(name: str) -> None:
+    assert Target.parse(name).capabilities.features == capabilities(Target("sapphirerapids", 1)).features | {"amx_fp16"}
 
 
 @pytest.mark.parametrize(("text", "suggestion"), [("cpu:znver44", "znver4"), ("cpus", "cpu"), ("gpu", "cpu"),

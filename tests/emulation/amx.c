@@ -2,9 +2,14 @@
  * thread has of its own, and steps over it. What the architecture refuses (a tile that is not configured, operands whose
  * shapes do not fit) and every other illegal instruction ends the process as it would without the handler.
  *
+ * Where the CPU has tiles and lacks a multiply-add, that one traps alone. Its tiles are then the CPU's own: the kernel
+ * has saved them in the signal's frame, in XSAVE's standard form, and goes on with what it finds there.
+ *
  * Encodings and checks: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapters "LDTILECFG",
- * "TILELOADD", "TDPBUSD", "TDPBF16PS" and their neighbours. */
+ * "TILELOADD", "TDPBUSD", "TDPBF16PS" and their neighbours; "TDPFP16PS": Architecture Instruction Set Extensions
+ * Programming Reference. The frame: volume 1, "XSAVE Area", and Linux's asm/sigcontext.h. */
 #define _GNU_SOURCE
+#include <cpuid.h>
 #include <math.h>
 #include <signal.h>
 #include <stdint.h>
@@ -14,12 +19,13 @@
 
 enum { TILES = 8, ROWS = 16, ROW_BYTES = 64 };
 enum { PREFIX_NONE, PREFIX_66, PREFIX_F3, PREFIX_F2 };
+enum { SOFTWARE_BYTES = 464, XSAVE_HEADER = 512, TILE_CONFIGURATION = 17, TILE_DATA = 18 };
 
 typedef union {
     uint8_t u8[ROWS][ROW_BYTES];
     int32_t i32[ROWS][ROW_BYTES / 4];
     float f32[ROWS][ROW_BYTES / 4];
-    uint16_t bf16[ROWS][ROW_BYTES / 2];
+    uint16_t u16[ROWS][ROW_BYTES / 2];
 } Tile;
 
 static __thread struct {
@@ -124,6 +130,14 @@ static float from_bf16(uint16_t bits) { /* Denormals count as zero. */
     return value;
 }
 
+static float from_fp16(uint16_t bits) {
+    _Float16 value;
+    memcpy(&value, &bits, 2);
+    return value;
+}
+
+static float widened(uint16_t bits, int prefix) { return prefix == PREFIX_F2 ? from_fp16(bits) : from_bf16(bits); }
+
 static int multiply(const Instruction *in) {
     int c = in->reg, a = in->rm, b = in->vvvv;
     if (!is_usable(c) || !is_usable(a) || !is_usable(b) || c == a || c == b || a == b) return 0;
@@ -141,8 +155,9 @@ static int multiply(const Instruction *in) {
                 if (in->opcode == 0x5E) {
                     dot_bytes(to, left, right, m, n, k, a_signed, b_signed);
                 } else {
-                    even[n] = fmaf(from_bf16(left->bf16[m][2 * k]), from_bf16(right->bf16[k][2 * n]), even[n]);
-                    odd[n] = fmaf(from_bf16(left->bf16[m][2 * k + 1]), from_bf16(right->bf16[k][2 * n + 1]), odd[n]);
+                    const uint16_t *x = &left->u16[m][2 * k], *y = &right->u16[k][2 * n];
+                    even[n] = fmaf(widened(x[0], in->prefix), widened(y[0], in->prefix), even[n]);
+                    odd[n] = fmaf(widened(x[1], in->prefix), widened(y[1], in->prefix), odd[n]);
                 }
         if (in->opcode == 0x5C)
             for (int n = 0; n < columns; n++) to->f32[m][n] += even[n] + odd[n];
@@ -168,22 +183,50 @@ static int execute(const Instruction *in) {
         return in->prefix != PREFIX_NONE;
     }
     if (in->opcode == 0x5E && in->mod == 3) return multiply(in);
-    return in->opcode == 0x5C && in->mod == 3 && in->prefix == PREFIX_F3 && multiply(in);
+    return in->opcode == 0x5C && in->mod == 3 && (in->prefix == PREFIX_F3 || in->prefix == PREFIX_F2) && multiply(in);
+}
+
+static unsigned configuration_at, data_at; /* Offsets in an XSAVE area. */
+
+/* Where the frame has the CPU's tiles; NULL where it has none. They become the state. */
+static uint8_t *borrow(const ucontext_t *context) {
+    uint8_t *area = (uint8_t *)context->uc_mcontext.fpregs;
+    struct _fpx_sw_bytes software;
+    uint64_t in_use;
+    memcpy(&software, area + SOFTWARE_BYTES, sizeof software);
+    if (software.magic1 != FP_XSTATE_MAGIC1 || !(software.xstate_bv >> TILE_DATA & 1)) return NULL;
+    memcpy(&in_use, area + XSAVE_HEADER, sizeof in_use);
+    if (!(in_use >> TILE_CONFIGURATION & 1) || !configure(area + configuration_at)) return NULL;
+    if (in_use >> TILE_DATA & 1) memcpy(state.tiles, area + data_at, sizeof state.tiles);
+    return area;
+}
+
+static void give_back(uint8_t *area) {
+    uint64_t in_use;
+    memcpy(&in_use, area + XSAVE_HEADER, sizeof in_use);
+    in_use |= 1ull << TILE_DATA;
+    memcpy(area + XSAVE_HEADER, &in_use, sizeof in_use);
+    memcpy(area + data_at, state.tiles, sizeof state.tiles);
 }
 
 static void on_illegal(int number, siginfo_t *, void *context) {
     greg_t *gregs = ((ucontext_t *)context)->uc_mcontext.gregs;
+    uint8_t *area = borrow(context);
     Instruction instruction;
     int done = 0;
-    while (decode((const uint8_t *)gregs[REG_RIP], gregs, &instruction) && execute(&instruction)) {
+    while (!(area && done) && decode((const uint8_t *)gregs[REG_RIP], gregs, &instruction) && execute(&instruction)) {
         gregs[REG_RIP] += instruction.length;
         done = 1; /* What follows is often one of AMX too, and saves a trap. */
     }
+    if (area && done) give_back(area);
     if (!done) signal(number, SIG_DFL); /* The instruction traps again, and that ends the process. */
 }
 
 int amx_install(void) {
     struct sigaction action = {0};
+    unsigned size, flags, unused;
+    __cpuid_count(13, TILE_CONFIGURATION, size, configuration_at, flags, unused);
+    __cpuid_count(13, TILE_DATA, size, data_at, flags, unused);
     action.sa_sigaction = on_illegal;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     return sigaction(SIGILL, &action, NULL);

@@ -1,4 +1,5 @@
-"""AMX on this machine: its own tiles, or ``amx.c`` built with gcc and installed; and a CPU taken for one with AMX."""
+"""AMX on this machine: its own tiles, and ``amx.c``, built with gcc and installed, for what they lack; and a CPU taken
+for one with AMX."""
 
 from __future__ import annotations
 
@@ -13,15 +14,24 @@ from pathlib import Path
 
 import pytest
 
+from narrowcast.precision import Precision
+
 from ..conftest import cpu_flags
 
 # A CPU with tiles of which everything else runs on AMD's and Intel's CPUs.
 NAME = "cpu:cooperlake+amx_tile+amx_int8+amx_bf16"
-IS_NATIVE = "amx_tile" in cpu_flags()
+
+
+def is_native(precision: Precision) -> bool:
+    """Whether this CPU's tiles have a precision's multiply-add."""
+    return f"amx_{precision}" in cpu_flags()
+
+
+_IS_WHOLE = all(map(is_native, (Precision.INT8, Precision.BF16, Precision.FP16)))
 NEEDS_AMX = [
     pytest.mark.isa("avx512_vnni"),
     pytest.mark.isa("avx512_bf16"),
-    pytest.mark.skipif(not IS_NATIVE and shutil.which("gcc") is None,
+    pytest.mark.skipif(not _IS_WHOLE and shutil.which("gcc") is None,
                        reason="the emulation of AMX is built with gcc, which is missing"),
 ]
 
@@ -43,15 +53,15 @@ def emulation() -> ctypes.CDLL:
 
 def install() -> None:
     """Have tiles executed in this process."""
-    if not IS_NATIVE:
+    if not _IS_WHOLE:
         emulation()
 
 
 @contextmanager
-def executing(more_than: int = 0, exactly: int | None = None) -> Iterator[None]:
-    """What runs has to execute that many multiply-adds of tiles, which a CPU with AMX does not count."""
-    before = 0 if IS_NATIVE else emulation().amx_executed()
+def executing(precision: Precision, more_than: int = 0, exactly: int | None = None) -> Iterator[None]:
+    """What runs has to execute that many multiply-adds of tiles, which a CPU that has them does not count."""
+    before = 0 if is_native(precision) else emulation().amx_executed()
     yield
-    if not IS_NATIVE:
+    if not is_native(precision):
         executed = emulation().amx_executed() - before
         assert executed == exactly if exactly is not None else executed > more_than

@@ -1,4 +1,4 @@
-"""FP16's multiply-add on CPUs without it: each one computed in float32 and rounded to float16."""
+"""FP16's multiply-add of vectors on CPUs without it: each one computed in float32 and rounded to float16."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tvm.script.ir_builder import tirx as T
 
 from narrowcast.backends.cpu.isa import Arithmetic
 from narrowcast.backends.cpu.vector_math import Vector
-from narrowcast.precision import Precision
 
 from .tiers import Alike
 
 # AVX-512 has the conversions of float16; only the arithmetic it has not.
 FP16_TARGET = Alike("cooperlake", 2, like="sapphirerapids")
+FP16_TILES = Alike("cooperlake", 2, ("amx_tile", "amx_fp16"), like="sapphirerapids")
 _MULTIPLY_ADD = """
 declare <32 x float> @llvm.fma.v32f32(<32 x float>, <32 x float>, <32 x float>)
 define <32 x half> @emulated_multiply_add(<32 x half> %acc, <32 x half> %a, <32 x half> %b) alwaysinline {
@@ -31,17 +31,17 @@ define <32 x half> @emulated_multiply_add(<32 x half> %acc, <32 x half> %a, <32 
 
 @pytest.fixture(scope="module")
 def emulated_fp16() -> Iterator[None]:
-    """Kernels for ``FP16_TARGET`` multiply by the emulation."""
+    """Kernels for these targets multiply float16 vectors by the emulation."""
     multiply_add, helpers = Arithmetic.multiply_add, Arithmetic.helpers
 
     def emulated(unit: Arithmetic, acc: Vector, left: Vector, right: Vector) -> Vector:
-        if unit.precision is not Precision.FP16:
+        if unit.sum != "float16":
             return multiply_add(unit, acc, left, right)
         return T.call_pure_extern("float16x32", "emulated_multiply_add", acc, left, right)
 
     @contextmanager
     def with_emulation(unit: Arithmetic) -> Iterator[None]:
-        if unit.precision is not Precision.FP16:
+        if unit.sum != "float16":
             with helpers(unit):
                 yield
             return

@@ -17,12 +17,13 @@ from narrowcast.backends.target import Capabilities, Target
 from narrowcast.calibration.agreement import group_agreement
 from narrowcast.calibration.numerics import GroupProgram, Stored
 from narrowcast.dims import Dim, evaluate_dim, symbols_in
-from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+from narrowcast.precision import BFLOAT16, FLOAT16, FLOAT32, Precision, QParams, Storage
 
 from .groups import NATIVE
 
 OUTPUTS = (FLOAT32, Storage("uint8", QParams(0.1, 100)), BFLOAT16)
-OPERAND = {Precision.FP32: FLOAT32, Precision.BF16: BFLOAT16, Precision.INT8: Storage("uint8", QParams(0.03, 120))}
+OPERAND = {Precision.FP32: FLOAT32, Precision.BF16: BFLOAT16, Precision.FP16: FLOAT16,
+           Precision.INT8: Storage("uint8", QParams(0.03, 120))}
 
 
 def symbol(name: str) -> tirx.Var:

@@ -13,21 +13,25 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tvm import relax
 
+from narrowcast import ir
 from narrowcast.backends.cpu import peak
 from narrowcast.backends.cpu.amx import MatrixUnit, configuration
 from narrowcast.backends.cpu.amx_tiling import candidates
 from narrowcast.backends.cpu.convolution import build_conv
-from narrowcast.backends.cpu.isa import arithmetic
+from narrowcast.backends.cpu.gemm import build_matmul
+from narrowcast.backends.cpu.isa import arithmetic, tile_arithmetic
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.cpu.left_rows import MatrixRows
 from narrowcast.backends.cpu.operands import Block, Finish, Left
 from narrowcast.backends.cpu.tiling import Product, Tiles
 from narrowcast.backends.cpu.vector_memory import Index
 from narrowcast.backends.target import Target
-from narrowcast.precision import BFLOAT16, FLOAT32, Precision
+from narrowcast.precision import FLOAT32, Precision, Storage
 
 from ...emulation import amx
+from .fp16 import FP16_TILES, emulated_fp16  # noqa: F401
 from .groups import execute, group_of
 from .symbolic import SymbolicKernel
 from .test_attention import Case
@@ -39,9 +43,11 @@ from .test_gemm import check as check_matmul
 from .test_symbolic_convolutions import CONVOLUTIONS, check_at
 from .test_symbolic_products import linear
 
-pytestmark = amx.NEEDS_AMX
+pytestmark = [*amx.NEEDS_AMX, pytest.mark.usefixtures("emulated_fp16")]
 TARGET = Target.parse(amx.NAME, 2)
-TILED = pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16], ids=str)
+TARGETS = {Precision.INT8: TARGET, Precision.BF16: TARGET, Precision.FP16: FP16_TILES}
+TILED = pytest.mark.parametrize("precision", TARGETS, ids=str)
+FLOATS = pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +56,7 @@ def emulation() -> None:
 
 
 @pytest.fixture
-def must_use_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def must_use_tiles(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test has to emit and execute multiply-adds of tiles."""
     emitted: list[Block] = []
     emit = MatrixUnit.emit
@@ -60,7 +66,7 @@ def must_use_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         emit(unit, left, row, block, finish)
 
     monkeypatch.setattr(MatrixUnit, "emit", spying)
-    with amx.executing():
+    with amx.executing(precision):
         yield
     assert emitted
 
@@ -71,19 +77,19 @@ def must_use_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ((32, 64), 32), ((128, 384), 384), ((2, 49, 96), 40), ((200, 147), 65), ((17, 1000), 16), ((64, 20), 70),
     ((300, 70), 33)], ids=str)
 def test_matmul(precision: Precision, shape: tuple[int, ...], columns: int) -> None:
-    check_matmul(precision, shape, columns, TARGET)
+    check_matmul(precision, shape, columns, TARGETS[precision])
 
 
 @TILED
 @settings(max_examples=12, deadline=None)
 @given(rows=st.integers(1, 70), depth=st.integers(1, 300), columns=st.integers(1, 100))
 def test_any_matmul(precision: Precision, rows: int, depth: int, columns: int) -> None:
-    check_matmul(precision, (rows, depth), columns, TARGET)
+    check_matmul(precision, (rows, depth), columns, TARGETS[precision])
 
 
 @TILED
 def test_three_threads_divide_the_work(precision: Precision) -> None:
-    check_matmul(precision, (200, 130), 300, TARGET, threads=3)
+    check_matmul(precision, (200, 130), 300, TARGETS[precision], threads=3)
 
 
 @TILED
@@ -103,27 +109,41 @@ def test_three_threads_divide_the_work(precision: Precision) -> None:
     Conv(3, (96,), 24, 19, (3,), strides=(2,), padding=(2, 1), dilation=(2,)),
 ], ids=str)
 def test_convolution(precision: Precision, conv: Conv) -> None:
-    check_conv(build_conv, precision, conv, TARGET)
+    check_conv(build_conv, precision, conv, TARGETS[precision])
 
 
+@FLOATS
 @pytest.mark.usefixtures("must_use_tiles")
-def test_an_infinite_value_stays_in_its_window() -> None:
-    """34 channels are 17 steps of BF16, which is no number of whole tiles: what is beyond is not multiplied by 0."""
+def test_an_infinite_value_stays_in_its_window(precision: Precision) -> None:
+    """34 channels are 17 steps of pairs, which is no number of whole tiles: what is beyond is not multiplied by 0."""
     conv = Conv(1, (16, 32), 34, 32, (1, 1), strides=(2, 2))
     data = np.ones((1, 16, 32, 34), np.float32)
     data[0, 4, 3] = np.inf  # A pixel that the stride leaves out.
     weights = np.ones((32, 1, 1, 34), np.float32)
     group = group_of("conv", [data.shape], lambda b, p: b.emit(call(conv, p[0], weights), "layer"))
-    request = KernelRequest(group, Precision.BF16, (BFLOAT16,), (FLOAT32,))
-    (found,) = execute(build_conv, request, [data], TARGET)
+    request = KernelRequest(group, precision, (Storage(precision.storage_dtype),), (FLOAT32,))
+    (found,) = execute(build_conv, request, [data], TARGETS[precision])
     np.testing.assert_array_equal(found, np.full((1, 8, 16, 32), 34.0, np.float32))
+
+
+@pytest.mark.usefixtures("must_use_tiles")
+@pytest.mark.parametrize("precision", [Precision.FP16], ids=str)
+def test_fp16_adds_up_in_float32(precision: Precision) -> None:
+    """2048 + 1 is 2048 in float16, of which vectors lose 15 ones (``test_fp16``); 2^-24 is a denormal of float16."""
+    x, w = np.ones((32, 128), np.float32), np.ones((128, 40), np.float32)
+    x[:, 0], x[:, 1] = 2048, 2.0**-24
+    w[1] = 2.0**15
+    group = group_of("matmul", [x.shape], lambda b, p: b.emit(relax.op.matmul(p[0], ir.constant(w)), "layer"))
+    request = KernelRequest(group, precision, (Storage(precision.storage_dtype),), (FLOAT32,))
+    (found,) = execute(build_matmul, request, [x], TARGETS[precision])
+    np.testing.assert_array_equal(found, np.full((32, 40), 2048 + 126 + 2.0**-9, np.float32))
 
 
 @TILED
 @settings(max_examples=10, deadline=None)
 @given(rank=st.sampled_from([2, 3]), data=st.data())
 def test_any_convolution(precision: Precision, rank: int, data: st.DataObject) -> None:
-    check_conv(build_conv, precision, any_convolution(data, rank), TARGET)
+    check_conv(build_conv, precision, any_convolution(data, rank), TARGETS[precision])
 
 
 @TILED
@@ -132,16 +152,17 @@ def test_any_convolution(precision: Precision, rank: int, data: st.DataObject) -
     ((2, 3, 32, 64), (2, 3, 64, 32)), ((3, 1, 64, 99), (4, 99, 160)), ((3, 5, 48, 40), (40, 17)),
     ((1, 150, 130), (1, 130, 300))], ids=str)
 def test_batched_matmul(precision: Precision, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    check_batched(precision, left, right, TARGET)
+    check_batched(precision, left, right, TARGETS[precision])
 
 
 @TILED
 @settings(max_examples=8, deadline=None)
 @given(batch=st.integers(1, 3), rows=st.integers(8, 60), depth=st.integers(1, 200), columns=st.integers(1, 90))
 def test_any_batched_matmul(precision: Precision, batch: int, rows: int, depth: int, columns: int) -> None:
-    check_batched(precision, (batch, rows, depth), (batch, depth, columns), TARGET)
+    check_batched(precision, (batch, rows, depth), (batch, depth, columns), TARGETS[precision])
 
 
+@FLOATS
 @pytest.mark.usefixtures("must_use_tiles")
 @pytest.mark.parametrize("case", [
     Case(1, 32, 64, 2, 32, 32, bias=(1, 1, 1, 64)),
@@ -149,8 +170,8 @@ def test_any_batched_matmul(precision: Precision, batch: int, rows: int, depth: 
     Case(1, 64, 64, 4, 32, 17, causal="TopLeft"),
     Case(1, 128, 32, 1, 96, 64),
 ], ids=str)
-def test_attention(case: Case) -> None:
-    check_attention(Precision.BF16, case, TARGET)
+def test_attention(precision: Precision, case: Case) -> None:
+    check_attention(precision, case, TARGETS[precision])
 
 
 @TILED
@@ -158,7 +179,7 @@ def test_attention(case: Case) -> None:
 @pytest.mark.parametrize(("depth", "columns"), [(64, 70), (200, 33)])
 def test_matmul_of_any_number_of_rows(precision: Precision, depth: int, columns: int) -> None:
     typical = {"batch": 2, "seq": 64}
-    kernel = linear(precision, depth, columns, typical, TARGET)
+    kernel = linear(precision, depth, columns, typical, TARGETS[precision])
     for extents in (typical, {"batch": 1, "seq": 1}, {"batch": 3, "seq": 5}, {"batch": 1, "seq": 700}):
         kernel.check(extents)
 
@@ -166,7 +187,7 @@ def test_matmul_of_any_number_of_rows(precision: Precision, depth: int, columns:
 @TILED
 @pytest.mark.parametrize("conv", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 def test_convolutions_of_any_size(precision: Precision, conv: object) -> None:
-    kernel = SymbolicKernel(conv.group(), precision, {"n": 2, "h": 14, "w": 20}, target=TARGET)  # type: ignore
+    kernel = SymbolicKernel(conv.group(), precision, {"n": 2, "h": 14, "w": 20}, target=TARGETS[precision])  # type: ignore
     for extents in ((2, 14, 20), (1, 1, 1), (3, 9, 17), (1, 30, 5)):
         check_at(kernel, extents)
 
@@ -179,6 +200,12 @@ def test_few_rows_stay_on_vectors() -> None:
         assert (best.tasks.schedule.tiles is not None) == tiled
 
 
+def test_integer_tiles_need_the_weights_of_vnni() -> None:
+    without = Target.parse("cpu:skylake-avx512+amx_tile+amx_int8").capabilities
+    assert tile_arithmetic(Precision.INT8, without) is None
+    assert tile_arithmetic(Precision.INT8, TARGET.capabilities) == arithmetic(Precision.INT8, TARGET.capabilities)
+
+
 def test_configuration_is_laid_out_as_the_manual_says() -> None:
     memory = configuration(Tiles(rows=14, count=2, steps=12), vectors=2).view(np.uint8)
     assert memory[0] == 1 and not memory[1:16].any()
@@ -189,9 +216,10 @@ def test_configuration_is_laid_out_as_the_manual_says() -> None:
 @TILED
 def test_the_peak_is_that_of_tiles(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "_STEPS", 10)
-    module = tvm.compile(tvm.IRModule({"peak": peak.peak_function(precision, TARGET)}), TARGET.tvm_target())
-    with amx.executing(exactly=2 * 10 * 4):
-        module["peak"](tvm.runtime.empty((32,), arithmetic(precision, TARGET.capabilities).accumulator))
+    target = TARGETS[precision]
+    module = tvm.compile(tvm.IRModule({"peak": peak.peak_function(precision, target)}), target.tvm_target())
+    with amx.executing(precision, exactly=2 * 10 * 4):
+        module["peak"](tvm.runtime.empty((32,), arithmetic(precision, target.capabilities).accumulator))
 
 
 _EXECUTE = """

@@ -21,12 +21,12 @@ from narrowcast.ir import Group, groups_of
 from narrowcast.models import resnet
 from narrowcast.models.bert import BertEncoder, BertShape
 from narrowcast.passes import run_pipeline
-from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
+from narrowcast.precision import BFLOAT16, FLOAT16, FLOAT32, Precision, QParams, Storage
 
-TARGET = Target.parse("cpu:sapphirerapids", 2)
-STORAGE = {Precision.INT8: Storage("uint8", QParams(0.05, 0)), Precision.BF16: BFLOAT16}
-MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps"}
-ON_VECTORS = {Precision.INT8: "vpdpbusd zmm", Precision.BF16: "vdpbf16ps zmm"}
+TARGET = Target.parse("cpu:graniterapids", 2)
+STORAGE = {Precision.INT8: Storage("uint8", QParams(0.05, 0)), Precision.BF16: BFLOAT16, Precision.FP16: FLOAT16}
+MULTIPLY = {Precision.INT8: "tdpbusd", Precision.BF16: "tdpbf16ps", Precision.FP16: "tdpfp16ps"}
+ON_VECTORS = {Precision.INT8: "vpdpbusd zmm", Precision.BF16: "vdpbf16ps zmm", Precision.FP16: "vfmadd231ph zmm"}
 
 
 @cache
@@ -81,14 +81,16 @@ def test_layers_run_on_tiles(network: str, layers: int, codes: int, precision: P
     check_loops(assembly, MULTIPLY[precision])
 
 
-def test_attention_runs_on_tiles() -> None:
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16], ids=str)
+def test_attention_runs_on_tiles(precision: Precision) -> None:
     attention = [g for g in groups("minilm") if g.kind == "attention"]
     assert len(attention) == 6
-    found = kernels(attention, Precision.BF16)
+    found = kernels(attention, precision)
     assert len(found) == 1  # One code for all layers.
     counts = instructions(assembly_of(found))
-    assert counts["tdpbf16ps"] >= 8 and counts["tdpbf16ps"] % 4 == 0  # Both products in blocks of 2 x 2 tiles.
-    assert counts[ON_VECTORS[Precision.BF16]] == 0
+    # Both products in blocks of 2 x 2 tiles.
+    assert counts[MULTIPLY[precision]] >= 8 and counts[MULTIPLY[precision]] % 4 == 0
+    assert counts[ON_VECTORS[precision]] == 0
 
 
 def check_loops(assembly: str, multiply: str) -> None:

@@ -11,14 +11,16 @@ from narrowcast.backends.target import Capabilities, Target, capabilities
 
 @dataclass(frozen=True)
 class Alike(Target):
-    """What ``like`` can do but for tiles, its widths and registers, in the encodings of ``cpu``."""
+    """What ``like`` can do but for tiles, its widths and registers, and what ``features`` name, in the encodings of
+    ``cpu``."""
 
     like: str = ""
 
     @property
     def capabilities(self) -> Capabilities:
         found = capabilities(Target(self.like, self.threads))
-        return replace(found, features=frozenset(f for f in found.features if not f.startswith("amx")))
+        without = frozenset(f for f in found.features if not f.startswith("amx"))
+        return replace(found, features=without | set(self.features))
 
 
 INT8_TIERS = pytest.mark.parametrize("target", [
