@@ -17,8 +17,8 @@ from .errors import PlanError
 
 
 class Precision(StrEnum):
-    """What the multiply-adds of an op read. Accumulators and epilogues are s32/float32 throughout; in FP16 the sums of
-    ``FP16_BLOCK`` products are float16 before they are added to those."""
+    """What the multiply-adds of an op read. Accumulators and epilogues are s32/float32 throughout; in FP16 on
+    vectors the sums of ``FP16_BLOCK`` products are float16 before they are added to those."""
 
     FP32 = "fp32"
     BF16 = "bf16"

@@ -174,7 +174,8 @@ def _accumulation(program: GroupProgram, precision: Precision, inputs: Sequence[
 
 def _fp16_blocks(sums: torch.Tensor, length: int) -> torch.Tensor:
     """The bound on rounding the partial sums of blocks of products to float16, whose magnitudes add up to ``sums``:
-    ``n u / (1 - n u)`` for n roundings of unit u, and half the least distance of each in the subnormal range."""
+    ``n u / (1 - n u)`` for n roundings of unit u, and half the least distance of each in the subnormal range. Matrix
+    tiles round nothing to float16; their float32 sums are inside the bound to which this one is added."""
     roundings = FP16_BLOCK * _EPSILONS["float16"] / 2
     return roundings / (1 - roundings) * sums + length * _FP16_LEAST / 2
 

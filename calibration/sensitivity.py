@@ -33,7 +33,8 @@ _STORAGE_PRECISIONS = {"float16": Precision.FP16, "bfloat16": Precision.BF16, "u
 # Kinds that round what they compute inside: probabilities, states.
 _ROUNDING_INSIDE = ("attention", "recurrent")
 # Noise of FP16 products in units of what rounding their operands makes. A sum of k products in float16 is rounded
-# relative to sqrt(k) of them, a product twice relative to one, by the roundings of its operands.
+# relative to sqrt(k) of them, a product twice relative to one, by the roundings of its operands. On matrix tiles, which
+# add up in float32, it is an upper bound.
 _FP16_SUMS = 1.0 + (FP16_BLOCK + 1) / 4
 
 
