@@ -2,6 +2,8 @@
 
 * TVM's thread pool takes half of the logical CPUs unless ``TVM_NUM_THREADS`` is set before its first use: the default
   here is every CPU the process may run on.
+* It binds its workers to CPUs unless ``TVM_BIND_THREADS`` is 0, the default here: free ones make way for what else
+  runs.
 * TVM's FFI imports PyTorch when it is installed. Loading and running a program needs none of it, so that import is held
   off while TVM is imported; a program that uses PyTorch imports it afterwards as usual.
 """
@@ -20,6 +22,7 @@ def available_cpus() -> int:
 
 def _import_tvm() -> None:
     os.environ.setdefault("TVM_NUM_THREADS", str(available_cpus()))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
     hold_off = "torch" not in sys.modules
     if hold_off:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes "import torch" raise ImportError

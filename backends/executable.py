@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 import tempfile
 import threading
@@ -123,21 +121,10 @@ class Executable:
 
 
 _pool = threading.local()  # TVM keeps one thread pool per calling thread
-_current_cpu = ctypes.CDLL(None).sched_getcpu
 
 
 def use_threads(threads: int) -> None:
-    """Let this thread's TVM pool run ``threads`` threads from now on; a pool is as large as ``TVM_NUM_THREADS``.
-
-    TVM binds its workers to the CPUs 1 to ``threads - 1`` and leaves the calling thread, which works too, free. Where
-    that one happens to be on a worker's CPU the two would share it until the scheduler notices, at half the speed: it
-    is moved to CPU 0, and free again at once.
-    """
+    """Let this thread's TVM pool run ``threads`` threads from now on; a pool is as large as ``TVM_NUM_THREADS``."""
     if getattr(_pool, "threads", None) != threads:
         tvm.get_global_func("runtime.config_threadpool")(1, threads)
         _pool.threads = threads
-    if 1 <= _current_cpu() < threads:
-        allowed = os.sched_getaffinity(0)
-        if 0 in allowed:
-            os.sched_setaffinity(0, {0})
-            os.sched_setaffinity(0, allowed)
