@@ -85,9 +85,10 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=self.work, args=(theirs,), daemon=True)
+        process = self._context.Process(target=_work_when_ready, args=(self.work, theirs), daemon=True)
         process.start()
         theirs.close()
+        ours.recv()  # Ready: a case's time is none of the process's start.
         return _Worker(process, ours)
 
     def _verdict(self, worker: _Worker, ready: bool) -> Verdict | None:
@@ -102,6 +103,11 @@ class Pool:
             return None
         worker.stop()
         return Verdict("hang", f"no answer after {self.seconds:g} s")
+
+
+def _work_when_ready(work: Callable[[Connection], None], connection: Connection) -> None:
+    connection.send(None)
+    work(connection)
 
 
 def _cause(code: int | None) -> str:

@@ -115,7 +115,7 @@ def test_every_mixture_of_precisions(first: Precision, second: Precision) -> Non
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @pytest.mark.parametrize("precision", [pytest.param(p, marks=pytest.mark.isa(f)) for p, f in FEATURES.items()])
 def test_any_block(precision: Precision, data: st.DataObject) -> None:
     draw = data.draw
