@@ -118,10 +118,10 @@ def launches_for(mod: tvm.IRModule, plan: PrecisionPlan, capabilities: Capabilit
     for second in requests:
         for link, name in enumerate(second.group.inputs):
             first = by_name.get(name)
-            if first is None or readers[name] != 1 or not links(first, second, capabilities):
+            if first is None or readers[name] != 1:
                 continue
             chain = ChainRequest(first, second, link)
-            if gains(chain, capabilities, threads):
+            if links(chain, capabilities) and gains(chain, capabilities, threads):
                 chains[second.group.name] = chain
     inner = {chain.first.group.name for chain in chains.values()}
     return [chains.get(r.group.name, r) for r in requests if r.group.name not in inner]

@@ -84,6 +84,30 @@ def test_what_others_read_is_written(chains: Chains) -> None:
     np.testing.assert_allclose(program(X[:1]), expected, rtol=1e-5, atol=1e-6)
 
 
+class Branches(nn.Module):
+    """A depthwise convolution, to whose result that of a pointwise one is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.widen = nn.Conv2d(3, 24, 3, padding=1)
+        self.side, self.depthwise = nn.Conv2d(24, 24, 1), nn.Conv2d(24, 24, 3, padding=1, groups=24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 3, H, W] -> [N, 24, H, W]."""
+        wide = nn.functional.relu(self.widen(x))
+        side = self.side(wide)
+        return nn.functional.relu(self.depthwise(wide) + side)
+
+
+def test_a_residual_is_no_data(chains: Chains) -> None:
+    chains(True)
+    program = compiled(Branches(), "fp32")
+    with torch.no_grad():
+        expected = Branches()(torch.from_numpy(X[:1])).numpy()
+    np.testing.assert_allclose(program(X[:1]), expected, rtol=1e-5, atol=1e-5)
+
+
 @PRECISIONS
 def test_verification_judges_both_groups(chains: Chains, precision: str) -> None:
     chains(True)

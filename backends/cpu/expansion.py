@@ -24,7 +24,7 @@ from .depthwise import Blocks, Depthwise, Unit, choose_blocks, copied_blocks, pr
 from .epilogue import Epilogue, Position
 from .gemm import dequantize, prepare, with_slack
 from .isa import Arithmetic, arithmetic, bind, named
-from .kernel import ChainRequest, Kernel, KernelRequest, Parameters, buffer_dtype, declare, output_buffers
+from .kernel import ChainRequest, Kernel, Parameters, buffer_dtype, declare, output_buffers
 from .left_rows import MatrixRows
 from .microkernel import emit_tile
 from .nothing import computes_nothing
@@ -39,16 +39,18 @@ _MOST_PIXELS = 14
 _MOST_VECTORS = 3
 
 
-def links(first: KernelRequest, second: KernelRequest, capabilities: Capabilities) -> bool:
-    """Whether one kernel can compute two groups of which the second reads what the first computes."""
+def links(chain: ChainRequest, capabilities: Capabilities) -> bool:
+    """Whether one kernel can compute both groups of a chain: the second's data, not a residual, is what the first
+    computes."""
+    first, second = chain.first, chain.second
     if (first.group.kind, second.group.kind) != ("conv", "depthwise") or len(first.group.parameters) != 1:
         return False
     if len(first.outputs) != 1 or computes_nothing(first) or computes_nothing(second):
         return False
     call, unit = second.group.anchor.value, arithmetic(first.precision, capabilities)
-    link = input_index(second, call.args[0])
+    link = chain.link
     pointwise, depthwise = (Geometry.of(r.group.anchor.value, r.group.name) for r in (first, second))
-    return (second.inputs[link] == first.outputs[0]
+    return (link == input_index(second, call.args[0]) and second.inputs[link] == first.outputs[0]
             and len(uses_of(second.group.function)[call.args[0]]) == 1
             and pointwise.is_pointwise and depthwise.is_planar and all(isinstance(d, int) for d in depthwise.size)
             and unit.lanes == capabilities.vector_bits // 32 and not unit.block

@@ -91,7 +91,7 @@ def check(chain: ChainRequest, batch: int = 0, target: Target = NATIVE, threads:
     """The chain's kernel gives, to the bit, what its groups' kernels give on vectors; ``batch`` replaces a symbol.
     Returns its outputs."""
     features = on_vectors(target.capabilities)
-    assert links(chain.first, chain.second, features)
+    assert links(chain, features)
     requests = {"first": chain.first, "second": chain.second, "chain": chain}
     kernels = {name: emit(r, features, threads) for name, r in requests.items()}
     module = compile_functions({name: k.func for name, k in kernels.items()}, target.tvm_target())
@@ -139,14 +139,15 @@ def test_an_open_batch() -> None:
 def test_what_one_kernel_cannot_compute() -> None:
     can, chain = NATIVE.capabilities, chain_of(Block(1, (6, 6), 8, 20), Precision.FP32, Precision.FP32)
     first, second = chain.first, chain.second
-    assert links(first, second, can)
-    assert not links(second, second, can)
-    assert not links(replace(first, outputs=(FLOAT32, BFLOAT16)), second, can)
-    assert not links(replace(first, outputs=(BFLOAT16,)), second, can)
+    assert links(chain, can)
+    assert not links(replace(chain, first=second), can)
+    assert not links(replace(chain, link=1), can)
+    assert not links(replace(chain, first=replace(first, outputs=(FLOAT32, BFLOAT16))), can)
+    assert not links(replace(chain, first=replace(first, outputs=(BFLOAT16,))), can)
     cut = chain_of(Block(1, (6, 6), 6, 20), Precision.INT8, Precision.FP32)
-    assert not links(cut.first, cut.second, replace(can, features=can.features | {"avx512_vnni"}))
+    assert not links(cut, replace(can, features=can.features | {"avx512_vnni"}))
     wide = chain_of(Block(1, (symbol("h"), 6), 8, 20), Precision.FP32, Precision.FP32, typical=(("h", 6),))
-    assert not links(wide.first, wide.second, can)
+    assert not links(wide, can)
 
 
 LARGE_CACHE = Capabilities(frozenset({"avx2", "fma", "avx512"}), 512, 32 << 10, 1 << 20)
