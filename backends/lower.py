@@ -1,8 +1,8 @@
 """Lowering: from the grouped graph and a plan to a Relax module of kernel calls.
 
-The plan is obeyed, nothing is decided here. ``main`` of the lowered module takes the model's inputs, then every packed
-constant; each fusion group is one ``call_tir``, or two groups together where that is faster, each stand-alone cast
-another. Kernels that came out equal are shared.
+The plan is obeyed; all that is decided here is which two groups one kernel computes. ``main`` of the lowered module
+takes the model's inputs, then every packed constant; each fusion group is one ``call_tir``, or two groups together
+where that is faster, each stand-alone cast another. Kernels that came out equal are shared.
 """
 
 from __future__ import annotations
@@ -236,6 +236,10 @@ class _Lowering:
         return self._finish(main)
 
     def _call(self, group: Group) -> None:
+        if has_kernel(group):
+            if group.name in self.launches:  # Else its reader computes it.
+                self._call_kernel(group, self.launches[group.name])
+            return
         request = request_for(group, self.plan, self._stored, self.typical)
         if is_view(group):
             (source,) = (self.values[n, s.dtype] for n, s in zip(group.inputs, request.inputs, strict=True))
@@ -243,12 +247,8 @@ class _Lowering:
             shape = dims_of(self.graph_values[group.name])
             self.values[group.name, storage.dtype] = self.builder.emit(relax.op.reshape(source, shape), group.name)
             self._cast_all(group.name, shape)
-            return
-        if not has_kernel(group):
+        else:
             self._call_host(group, request)
-            return
-        if group.name in self.launches:  # Else its reader computes it.
-            self._call_kernel(group, self.launches[group.name])
 
     def _call_kernel(self, group: Group, launch: KernelRequest | ChainRequest) -> None:
         kernel = self.emit_launch(launch)

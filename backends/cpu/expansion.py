@@ -18,11 +18,10 @@ from tvm.script.ir_builder import tirx as T
 
 from ...ir import constant_value, uses_of
 from ..target import Capabilities
-from .amx_tiling import candidates
 from .convolution import Geometry
 from .depthwise import Blocks, Depthwise, Unit, choose_blocks, copied_blocks, prepare_depthwise
 from .epilogue import Epilogue, Position
-from .gemm import dequantize, prepare, with_slack
+from .gemm import dequantize, prepare, ways_to_multiply, with_slack
 from .isa import Arithmetic, arithmetic, bind, named
 from .kernel import ChainRequest, Kernel, Parameters, buffer_dtype, declare, output_buffers
 from .left_rows import MatrixRows
@@ -68,12 +67,9 @@ def gains(chain: ChainRequest, capabilities: Capabilities, threads: int) -> bool
     between takes to other cores or memory, and a launch, stand rows that are computed twice and narrower blocks."""
     first, second = chain.first, chain.second
     unit = arithmetic(first.precision, capabilities)
-    call = first.group.anchor.value
-    inner = Geometry.of(call, first.group.name)
+    inner = Geometry.of(first.group.anchor.value, first.group.name)
     rows = MatrixRows(inner.positions, inner.channels)
-    product = Product(rows.count, inner.outputs, rows.reduction.steps(unit), 1, first.typical,
-                      rows.distance * unit.operand_bytes)
-    alone = next(candidates(product, rows, unit, capabilities, threads, rows.bytes_per_row(unit))).cycles
+    alone = next(ways_to_multiply(first, capabilities, threads, rows, inner.outputs)).cycles
     _, following = copied_blocks(second, capabilities, threads)
     between = first.typically(inner.positions) * inner.outputs * np.dtype(buffer_dtype(first.outputs[0])).itemsize
     moved = 2 * between / (SHARED_BYTES * threads)

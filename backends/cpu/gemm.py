@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...ir import constant_value, dims_of
 from ...operators.quantization import LONGEST_INT8_SUM, quantize_weights, scale_and_offset
 from ...precision import Precision
 from ..target import Capabilities
-from .amx_tiling import candidates
+from .amx_tiling import Candidate, candidates
 from .batched_matmul import build_batched_matmul
 from .epilogue import Epilogue, Position
 from .isa import arithmetic, named
@@ -44,12 +44,8 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
 
     weights : float32 [groups, taps, depth, columns of a group].
     """
-    on_vectors = arithmetic(request.precision, capabilities)
     groups, taps, depth, columns = weights.shape
-    product = Product(rows.count, columns, rows.reduction.steps(on_vectors), groups, request.typical,
-                      rows.distance * on_vectors.operand_bytes)
-    ways = candidates(product, rows, on_vectors, capabilities, threads, rows.bytes_per_row(on_vectors))
-    way, schedules = request.pick(ways)
+    way, schedules = request.pick(ways_to_multiply(request, capabilities, threads, rows, columns, groups))
     unit, rows, tasks = way.arithmetic, way.rows, way.tasks
     epilogue, scaling, operand = prepare(request, capabilities, weights)
     packed = pack_weights(_whole_taps(operand, tasks.reading(rows.reduction, unit)), tasks.schedule.columns, unit)
@@ -69,6 +65,18 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
 
     macs = rows.count * groups * taps * depth * columns
     return replace(build_kernel(request, unit, epilogue, constants, macs, emit), schedules=schedules)
+
+
+def ways_to_multiply(request: KernelRequest, capabilities: Capabilities, threads: int, rows: Rows, columns: int,
+                     groups: int = 1) -> Iterator[Candidate]:
+    """The ways to compute a product of rows with constant weights, the least predicted time first.
+
+    columns : of a group.
+    """
+    unit = arithmetic(request.precision, capabilities)
+    product = Product(rows.count, columns, rows.reduction.steps(unit), groups, request.typical,
+                      rows.distance * unit.operand_bytes)
+    return candidates(product, rows, unit, capabilities, threads, rows.bytes_per_row(unit))
 
 
 def prepare(request: KernelRequest, capabilities: Capabilities,
@@ -116,4 +124,5 @@ def with_slack(values: np.ndarray, lanes: int) -> np.ndarray:
     return np.concatenate([values, np.zeros(lanes, values.dtype)])
 
 
-__all__ = ["build_batched_matmul", "build_matmul", "build_product", "dequantize", "prepare", "with_slack"]
+__all__ = ["build_batched_matmul", "build_matmul", "build_product", "dequantize", "prepare", "ways_to_multiply",
+           "with_slack"]
