@@ -93,7 +93,7 @@ class MatrixUnit:
         with T.serial(tiles.rows * tiles.count) as i:
             named("line", i)
             for j in range(block.vectors):
-                finish(bind(f"acc_{j}", load(self.results, i * pitch + j * lanes, lanes)), row + i, j)
+                finish.store(bind(f"acc_{j}", load(self.results, i * pitch + j * lanes, lanes)), row + i, j)
 
     def emit_peak(self, rounds: int) -> None:
         """Emit ``rounds`` times a multiply-add into every accumulator, of tiles that hold zeros."""
@@ -116,6 +116,8 @@ class MatrixUnit:
     def _step(self, left: Left, bases: list[Index], block: Block, ahead: tuple[Index, Index]) -> None:
         """One instruction for every accumulator, ``ahead``: elements from the rows' bases, steps of the block."""
         size = self.arithmetic.operand_bytes
+        if block.ahead is not None:
+            block.ahead.emit(block.packed, ahead[1], self.tiles.steps)
         for i, base in enumerate(bases):
             _move("load", self.left(i), (left.source, base, ahead[0] * size), left.distance * size)
             for j in range(block.vectors):

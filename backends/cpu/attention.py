@@ -269,7 +269,7 @@ class Attention:
                     store(scores, i * self.pitch + key, value, unit.lanes)
 
                 initial = None if operands.starts is None else (operands.starts, columns.offset(block, unit.lanes))
-                self._emit_product(left, Block(vectors, operands.keys, first, initial=initial), finish)
+                self._emit_product(left, Block(vectors, operands.keys, first, initial=initial), Finish(finish))
 
             by_kind(columns, block, unit.lanes, body)
 
@@ -281,7 +281,7 @@ class Attention:
         acc = emit_tile(self.unit, left, left.bases(0, self.rows, 0), block)
         for i in range(self.rows):
             for j in range(block.vectors):
-                finish(load(acc[i][j], 0, self.unit.lanes), i, j)
+                finish.store(load(acc[i][j], 0, self.unit.lanes), i, j)
 
     def _queries(self, source: tirx.Buffer, head: Index, query: Index) -> Left:
         """The tile's queries: in place, or copied where a step would read past a query's end."""
@@ -400,7 +400,7 @@ class Attention:
                                   splat(self.levels.value_offset, unit.lanes))
                     self.epilogue.emit(acc, Position(row, column), valid)
 
-                self._emit_product(left, Block(vectors, values, first), finish)
+                self._emit_product(left, Block(vectors, values, first), Finish(finish))
 
             by_kind(columns, block, unit.lanes, body)
 

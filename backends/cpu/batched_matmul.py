@@ -20,7 +20,7 @@ from .isa import Arithmetic, arithmetic, bind, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows
 from .microkernel import Tasks, by_kind, emit_rows
-from .operands import Block
+from .operands import Block, Finish
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
 from .tiling import Product, ceil_div
@@ -136,7 +136,7 @@ class BatchedProduct:
                     self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), lanes)
 
                 emit_rows(unit, opened, schedule.rows, (begin, end), shape.rows,
-                          Block(vectors, packed, 0, initial=initial), finish, matrix)
+                          Block(vectors, packed, 0, initial=initial), Finish(finish), matrix)
 
             by_kind(columns, block, unit.lanes, body)
 

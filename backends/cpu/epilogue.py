@@ -45,7 +45,7 @@ from ..target import Capabilities
 from .elementwise_ops import clamped, emit_op, scalar_of, tensor_operands
 from .kernel import KernelRequest, Parameters
 from .vector_math import Vector, bound, fma, lanes_of, splat
-from .vector_memory import Index, encode, flat_view, import_conversions, load_float, store
+from .vector_memory import Index, encode, flat_view, import_conversions, load_float, prefetch, store
 
 # Levels themselves as values.
 _LEVELS = Storage("uint8", QParams(1.0, 0))
@@ -328,6 +328,15 @@ class Epilogue:
         if is_one(operand.shape[-1]) and (width > 1 or not is_one(self.columns)):
             return splat(load_float(view, index, 1, 1, storage), width)
         return load_float(view, index * operand.shape[-1] + position.column, width, lanes, storage)
+
+    def fetch(self, position: Position) -> None:
+        """Fetch what ``emit`` at a position reads of tensors as large as the output, and writes."""
+        index = position.row * self.columns + position.column
+        for key, operand in self._operands.items():
+            if all(is_equal_dim(a, b) for a, b in zip(operand.shape, self.shape, strict=True)):
+                prefetch(self._views[key], index, level=1)
+        for view in self._outputs:
+            prefetch(view, index, level=1, write=True)
 
     def store(self, value: Vector, position: Position, lanes: Index) -> None:
         """Convert a float32 vector and write its first ``lanes`` elements into every output storage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
@@ -56,15 +56,26 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
     def emit(parameters: Parameters) -> None:
         source = named("x", flat_view(parameters.inputs[data]))
         opened = rows.open(tasks, unit, source, qparams.zero_point if qparams else 0)
-        scales = parameters.constants[1:len(constants)]
-
-        def finish(acc: Vector, row: Index, column: Index, valid: Index) -> None:
-            epilogue.emit(dequantize(acc, scales, column, unit.lanes), Position(row, column), valid)
-
-        tasks.emit(unit, parameters.constants[0], opened, finish)
+        results = _Results(epilogue, parameters.constants[1:len(constants)], unit.lanes)
+        tasks.emit(unit, parameters.constants[0], opened, results)
 
     macs = rows.count * groups * taps * depth * columns
     return replace(build_kernel(request, unit, epilogue, constants, macs, emit), schedules=schedules)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Accumulators made float32 with ``scaling`` and finished by an epilogue (see ``operands.Results``)."""
+
+    epilogue: Epilogue
+    scaling: Sequence[tirx.Buffer]
+    lanes: int
+
+    def store(self, acc: Vector, row: Index, column: Index, valid: Index) -> None:
+        self.epilogue.emit(dequantize(acc, self.scaling, column, self.lanes), Position(row, column), valid)
+
+    def fetch(self, row: Index, column: Index) -> None:
+        self.epilogue.fetch(Position(row, column))
 
 
 def ways_to_multiply(request: KernelRequest, capabilities: Capabilities, threads: int, rows: Rows, columns: int,

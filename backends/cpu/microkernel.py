@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...dims import Dim
 from .amx import MatrixUnit, tiles_at_work
 from .isa import Arithmetic, bind, named, span
-from .operands import Block, Finish, Left, Reduction, emit_taps
+from .operands import Ahead, Block, Finish, Left, Reduction, Results, emit_taps
 from .tiling import Columns, Product, Schedule, ceil_div, columns_of
-from .vector_math import Vector, splat, vector_type
+from .vector_math import splat, vector_type
 from .vector_memory import Index, load, store
 
 Accumulators = list[list[tirx.Buffer]]
@@ -44,6 +45,8 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
 
     def step(tap: Index, offset: Index, k: Index, present: Index | None = None) -> None:
         at = block.first + (tap * steps + k) * (vectors * arithmetic.panel)
+        if block.ahead is not None:
+            block.ahead.emit(block.packed, tap * steps + k)
         right = [bind(f"w_{j}", arithmetic.weights(block.packed, at + j * arithmetic.panel)) for j in range(vectors)]
         for i, base in enumerate(bases):
             value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth, present))
@@ -127,14 +130,19 @@ def _emit_tiles(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Inde
         if rows > 1 and not (isinstance(total, int) and total % rows == 0):
             row = T.min(row, total - rows)
         row = bind("row", row)
+        if block.ahead is not None:
+            block = replace(block, ahead=block.ahead.share(tile - tiles[0]))
         if matrix is not None:
             matrix.emit(left, row, block, finish)
             return
         bases = [bind(f"base_{i}", base) for i, base in enumerate(left.bases(row, rows, block.group))]
+        places = list(np.ndindex(rows, block.vectors))
+        if finish.fetch is not None:
+            for i, j in places:
+                finish.fetch(row + i, j)
         acc = emit_tile(arithmetic, left, bases, block)
-        for i in range(rows):
-            for j in range(block.vectors):
-                finish(load(acc[i][j], 0, arithmetic.lanes), row + i, j)
+        for i, j in places:
+            finish.store(load(acc[i][j], 0, arithmetic.lanes), row + i, j)
 
 
 @dataclass(frozen=True)
@@ -181,11 +189,10 @@ class Tasks:
         return first if isinstance(total, int) else T.max(first, 0), T.min(tiles[1] * rows, total)
 
     def emit(self, arithmetic: Arithmetic, packed: tirx.Buffer, open_left: Callable[[Index, Index], Left],
-             finish: Callable[[Vector, Index, Index, Index], None]) -> None:
+             results: Results) -> None:
         """Emit everything.
 
-        open_left(first, past-the-last row) emits what makes a part's rows readable and returns them;
-        finish(accumulator, row, column, valid lanes) finishes one vector of results.
+        open_left(first, past-the-last row) emits what makes a part's rows readable and returns them.
         """
         schedule, blocks = self.schedule, columns_of(self.product, self.schedule)
         tasks = schedule.row_tasks * schedule.column_tasks
@@ -198,10 +205,11 @@ class Tasks:
                 start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
                 if schedule.across:
                     with span("across", begin, end) as tile, span("block", start, stop) as block:
-                        self._emit_block(arithmetic, packed, left, (tile, tile + 1), block, finish, matrix)
+                        self._emit_block(arithmetic, packed, left, (tile, tile + 1), (block, stop), results, matrix,
+                                         is_first=tile == begin)
                 else:
                     with span("block", start, stop) as block:
-                        self._emit_block(arithmetic, packed, left, (begin, end), block, finish, matrix)
+                        self._emit_block(arithmetic, packed, left, (begin, end), (block, stop), results, matrix)
 
     @contextmanager
     def _each_part(self, row_task: Index) -> Iterator[tuple[Index, Index]]:
@@ -223,8 +231,13 @@ class Tasks:
             yield begin, end
 
     def _emit_block(self, arithmetic: Arithmetic, packed: tirx.Buffer, left: Left, tiles: tuple[Index, Index],
-                    block: Index, finish: Callable[[Vector, Index, Index, Index], None],
-                    matrix: MatrixUnit | None) -> None:
+                    blocks: tuple[Index, Index], results: Results, matrix: MatrixUnit | None, *,
+                    is_first: Index | None = None) -> None:
+        """Emit the tiles of the first of the task's remaining ``blocks``.
+
+        is_first : whether the blocks are read for the first time, where it is done several times.
+        """
+        block, stop = blocks
         columns, lanes = self.schedule.columns, arithmetic.lanes
         group = block // columns.blocks if self.product.groups > 1 else tirx.const(0, "int32")
         inner = block % columns.blocks if self.product.groups > 1 else block
@@ -232,13 +245,25 @@ class Tasks:
         first = group * group_size + inner * (self.product.steps * columns.vectors * arithmetic.panel)
 
         def body(vectors: int, last: int) -> None:
-            def finish_vector(acc: Vector, row: Index, j: int) -> None:
-                column = group * self.product.columns + (inner * columns.vectors + j) * lanes
-                finish(acc, row, column, last if j == vectors - 1 else lanes)
+            def column(j: int) -> Index:
+                return group * self.product.columns + (inner * columns.vectors + j) * lanes
+
+            finish = Finish(lambda acc, row, j: results.store(acc, row, column(j), last if j == vectors - 1 else lanes),
+                            lambda row, j: results.fetch(row, column(j)))
+            begin = bind("first", first)
+            ahead = self._ahead(begin, vectors * arithmetic.panel, block + 1 < stop, is_first)
             emit_rows(arithmetic, left, self.schedule.rows, tiles, self.product.rows,
-                      Block(vectors, packed, bind("first", first), group), finish_vector, matrix)
+                      Block(vectors, packed, begin, group, ahead=ahead), finish, matrix)
 
         by_kind(columns, inner, lanes, body)
+
+    def _ahead(self, first: Index, width: int, is_followed: Index, is_first: Index | None) -> Ahead | None:
+        """What the tiles of a block of ``width`` elements a step fetch: as much behind it, or again their own."""
+        steps, known = self.product.steps, self.product.at_typical()
+        if not isinstance(steps, int) or columns_of(known, self.schedule) == self.schedule.column_tasks:
+            return None
+        tiles = 1 if self.schedule.across else ceil_div(ceil_div(known.rows, self.schedule.rows), self.parts)
+        return Ahead(first + T.Select(is_followed, steps * width, 0), steps * width, tiles, steps, is_first)
 
 
 def by_kind(columns: Columns, block: Index, lanes: int, body: Callable[[int, Index], None]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...dims import Dim
-from .isa import Arithmetic, named
+from .isa import Arithmetic, bind, named
 from .tiling import ceil_div
 from .vector_math import Vector
-from .vector_memory import Index
+from .vector_memory import LINE_BYTES, Index, prefetch
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,64 @@ class Left:
         return cls(source, lambda row, count, group: [base(row + i, group) for i in range(count)], reduction, distance)
 
 
-# finish(accumulator vector, row, vector of the block) is called for every accumulator of a tile.
-Finish = Callable[[Vector, Index, int], None]
+@dataclass(frozen=True)
+class Finish:
+    """What becomes of the accumulators of a tile.
+
+    store : called for each with its vector, row and vector of the block.
+    fetch : called for each with its row and vector of the block before the tile multiplies: fetches what ``store``
+        will read and write; None: nothing is fetched.
+    """
+
+    store: Callable[[Vector, Index, int], None]
+    fetch: Callable[[Index, int], None] | None = None
+
+
+class Results(Protocol):
+    """What becomes of the results of a product."""
+
+    def store(self, acc: Vector, row: Index, column: Index, valid: Index) -> None:
+        """Emit what a vector of accumulators becomes; the first ``valid`` of its elements exist."""
+
+    def fetch(self, row: Index, column: Index) -> None:
+        """Emit the fetching of what ``store`` will read and write."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What of the packed right side comes next. The tiles of a block each fetch a share of it into the second-level
+    cache while they multiply, which hides how slowly it arrives.
+
+    first, elements : where it is, or the share of a tile begins, and its size.
+    tiles, steps : how many tiles the block has, and steps a tile.
+    is_missing : whether it has to be fetched, where only running tells.
+    """
+
+    first: Index
+    elements: int
+    tiles: int
+    steps: int
+    is_missing: tirx.PrimExpr | None = None
+
+    def share(self, tile: Index) -> Ahead:
+        """What tile number ``tile`` fetches; tiles beyond ``tiles`` what the last one does."""
+        shift = T.min(tile, self.tiles - 1) * (self.steps * self._stride)
+        return replace(self, first=bind("ahead", self.first + shift))
+
+    @property
+    def _stride(self) -> int:
+        """Elements a step."""
+        return -(-self.elements // (self.steps * self.tiles))
+
+    def emit(self, packed: tirx.Buffer, step: Index, steps: int = 1) -> None:
+        """Emit the share of so many steps, beginning with ``step``."""
+        if self.is_missing is not None:
+            with T.If(self.is_missing), T.Then():
+                replace(self, is_missing=None).emit(packed, step, steps)
+            return
+        line = LINE_BYTES // np.dtype(str(packed.dtype)).itemsize
+        for element in range(0, self._stride * steps, line):
+            prefetch(packed, self.first + step * self._stride + element, level=2)
 
 
 @dataclass(frozen=True)
@@ -74,7 +132,8 @@ class Block:
     """A column block of the right side.
 
     vectors : its width; packed, first : the packed right side and the block's offset in it; group : whose rows it
-    multiplies; initial : (buffer, offset) of what the accumulators start with, one value a column; zeros if None.
+    multiplies; initial : (buffer, offset) of what the accumulators start with, one value a column; zeros if None;
+    ahead : what is fetched meanwhile.
     """
 
     vectors: int
@@ -82,6 +141,7 @@ class Block:
     first: Index
     group: Index = 0
     initial: tuple[tirx.Buffer, Index] | None = None
+    ahead: Ahead | None = None
 
 
 def emit_taps(taps: Sequence[tuple[int, Dim]], body: Callable[[Index, Index], None], tap: Index = 0,

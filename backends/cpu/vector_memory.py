@@ -20,6 +20,8 @@ Index: TypeAlias = tvm.ir.Expr | int
 
 # The conversion of a full register to bfloat16, which TVM's own types cannot express.
 _HARDWARE_LANES = 16
+LINE_BYTES = 64
+"""Bytes of a cache's line, on all targets."""
 _TO_BFLOAT16_NAME = "narrowcast_round_to_bf16"
 _TO_BFLOAT16 = """
 define internal <16 x i16> @narrowcast_round_to_bf16(<16 x float> %x) alwaysinline {
@@ -82,6 +84,14 @@ def store(buffer: tvm.ir.Expr, index: Index, value: Vector, valid: Index | None 
         T.buffer_store(buffer, value, [where])
     else:
         T.evaluate(T.masked_store(buffer, value, where, mask))
+
+
+def prefetch(buffer: tvm.ir.Expr, index: Index, *, level: int, write: bool = False) -> None:
+    """Fetch the line of an element, which may lie beyond the buffer, into the cache of a level (1 or 2), for reading or
+    for writing."""
+    kind = (tvm.tirx.const(v, "int32") for v in (int(write), 4 - level, 1))
+    name = T.llvm_lookup_intrinsic_id("llvm.prefetch")
+    T.evaluate(T.call_llvm_intrin("void", name, T.address_of(buffer[index]), *kind))
 
 
 def load_float(buffer: tvm.ir.Expr, index: Index, lanes: int, valid: Index, storage: Storage) -> Vector:
