@@ -20,7 +20,7 @@ from ...precision import Precision
 from .isa import Arithmetic, bind, named
 from .operands import Block, Finish, Left, emit_taps
 from .tiling import Schedule, Tiles, ceil_div
-from .vector_memory import Index, load, store
+from .vector_memory import Index, store
 
 _PALETTE = 1
 _ROW_BYTES = 64
@@ -90,10 +90,7 @@ class MatrixUnit:
             for j in range(block.vectors):
                 at = i * tiles.rows * pitch + j * lanes
                 _move("store", self.accumulator(i, j), (self.results, at, 0), 4 * pitch)
-        with T.serial(tiles.rows * tiles.count) as i:
-            named("line", i)
-            for j in range(block.vectors):
-                finish.store(bind(f"acc_{j}", load(self.results, i * pitch + j * lanes, lanes)), row + i, j)
+        finish.emit_stored(self.results, (tiles.rows * tiles.count, block.vectors, lanes), row)
 
     def emit_peak(self, rounds: int) -> None:
         """Emit ``rounds`` times a multiply-add into every accumulator, of tiles that hold zeros."""

@@ -32,18 +32,32 @@ from .epilogue import Epilogue, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, copy_run, fill_run, named, span, tile_arithmetic
 from .kernel import Kernel, KernelRequest, Parameters
 from .microkernel import by_kind, emit_tile
-from .operands import Block, Finish, Left, Reduction
+from .operands import Accumulated, Block, Finish, Left, Reduction
 from .runtime_packing import Matrix, Panel, emit_pack, emit_pack_transposed
 from .signature import build_kernel, input_index
 from .tiling import Columns, Product, Schedule, Tiles, ceil_div, ranked
-from .vector_math import Vector, bound, exp, fma, intrinsic, larger, splat, vector_type
+from .vector_math import (
+    Vector,
+    apart,
+    bound,
+    exp_of_negative,
+    fma,
+    intrinsic,
+    joined,
+    larger,
+    runs,
+    splat,
+    vector_type,
+)
 from .vector_memory import Index, encode, flat_view, import_conversions, load, load_float, store, to_levels
 
 # Rows whose softmax is computed side by side.
 _SOFTMAX_ROWS = 4
-# Tiles of queries and of both products on matrix registers.
-_TILE_STEPS = 16
-_TILED = Schedule(32, Columns.cut(32, 2, 16), 1, 1, tiles=Tiles(16, 2, _TILE_STEPS))
+# On matrix registers: queries of a tile, and the steps that registers may have, the best first; half of them pay from
+# so many keys on.
+_TILED_QUERIES = 32
+_TILE_STEPS = (16, 8)
+_KEYS_OF_HALF = 64
 
 
 @dataclass(frozen=True)
@@ -262,11 +276,12 @@ class Attention:
             first = bind("first", columns.offset(block, self.key_steps * unit.panel))
 
             def body(vectors: int, last: Index) -> None:
-                def finish(acc: Vector, i: Index, j: int) -> None:
-                    valid = last if j == vectors - 1 else unit.lanes
-                    key = columns.offset(block, unit.lanes) + j * unit.lanes
-                    value = self._score(acc, head, query + i, key, valid, bias)
-                    store(scores, i * self.pitch + key, value, unit.lanes)
+                def finish(found: Sequence[Accumulated]) -> None:
+                    for acc, i, j in found:
+                        valid = last if j == vectors - 1 else unit.lanes
+                        key = columns.offset(block, unit.lanes) + j * unit.lanes
+                        value = self._score(acc, head, query + i, key, valid, bias)
+                        store(scores, i * self.pitch + key, value, unit.lanes)
 
                 initial = None if operands.starts is None else (operands.starts, columns.offset(block, unit.lanes))
                 self._emit_product(left, Block(vectors, operands.keys, first, initial=initial), Finish(finish))
@@ -279,9 +294,8 @@ class Attention:
             self.matrix.emit(left, 0, block, finish)
             return
         acc = emit_tile(self.unit, left, left.bases(0, self.rows, 0), block)
-        for i in range(self.rows):
-            for j in range(block.vectors):
-                finish.store(load(acc[i][j], 0, self.unit.lanes), i, j)
+        for i, j in np.ndindex(self.rows, block.vectors):
+            finish.store([Accumulated(load(acc[i][j], 0, self.unit.lanes), i, j)])
 
     def _queries(self, source: tirx.Buffer, head: Index, query: Index) -> Left:
         """The tile's queries: in place, or copied where a step would read past a query's end."""
@@ -335,8 +349,7 @@ class Attention:
                 first = named("some", some) * _SOFTMAX_ROWS
                 self._emit_softmax_rows(scores, result, [first + r for r in range(_SOFTMAX_ROWS)], factors)
             return result
-        for first in range(0, self.rows, _SOFTMAX_ROWS):
-            rows = range(first, min(first + _SOFTMAX_ROWS, self.rows))
+        for rows in runs(range(self.rows), _SOFTMAX_ROWS):
             self._emit_softmax_rows(scores, result, list(rows), factors)
         return result
 
@@ -357,10 +370,13 @@ class Attention:
             store(state, 0, splat(0.0, lanes), lanes)
         with T.serial(vectors) as i:
             named("i", i)
-            for state, at, top in zip(states, starts, highest, strict=True):
-                power = bound(exp(load(scores, at + i * lanes, lanes) - top))
+            below = [load(scores, at + i * lanes, lanes) - top for at, top in zip(starts, highest, strict=True)]
+            powers = exp_of_negative(joined(below))
+            if self.levels is not None:
+                levels = splat(float(PROBABILITY_LEVELS), lanes * len(rows))
+                powers = intrinsic("llvm.rint", powers * levels)
+            for state, at, power in zip(states, starts, map(bound, apart(powers, len(rows))), strict=True):
                 if self.levels is not None:
-                    power = bound(intrinsic("llvm.rint", power * splat(float(PROBABILITY_LEVELS), lanes)))
                     store(result, at + i * lanes, to_levels(power, 0), lanes)
                 else:
                     store(scores, at + i * lanes, power, lanes)
@@ -391,14 +407,15 @@ class Attention:
             first = bind("first", columns.offset(block, self.value_steps * unit.panel))
 
             def body(vectors: int, last: Index) -> None:
-                def finish(acc: Vector, i: Index, j: int) -> None:
-                    row = (head // shape.heads * shape.queries + query + i) * shape.heads + head % shape.heads
-                    valid = last if j == vectors - 1 else unit.lanes
-                    column = columns.offset(block, unit.lanes) + j * unit.lanes
-                    if self.levels is not None and factors is not None:
-                        acc = fma(T.Cast(vector_type("float32", unit.lanes), acc), splat(factors[i], unit.lanes),
-                                  splat(self.levels.value_offset, unit.lanes))
-                    self.epilogue.emit(acc, Position(row, column), valid)
+                def finish(found: Sequence[Accumulated]) -> None:
+                    for acc, i, j in found:
+                        row = (head // shape.heads * shape.queries + query + i) * shape.heads + head % shape.heads
+                        valid = last if j == vectors - 1 else unit.lanes
+                        column = columns.offset(block, unit.lanes) + j * unit.lanes
+                        if self.levels is not None and factors is not None:
+                            acc = fma(T.Cast(vector_type("float32", unit.lanes), acc), splat(factors[i], unit.lanes),
+                                      splat(self.levels.value_offset, unit.lanes))
+                        self.epilogue.emit(acc, Position(row, column), valid)
 
                 self._emit_product(left, Block(vectors, values, first), Finish(finish))
 
@@ -421,11 +438,14 @@ def _on_tiles(emitter: Attention, capabilities: Capabilities, split: int) -> Att
     shape, unit = emitter.shape, tile_arithmetic(emitter.unit.precision, capabilities)
     if unit is None or not all(isinstance(n, int) for n in (shape.queries, shape.keys)):
         return emitter
-    if shape.queries < _TILED.rows or any(n % (_TILE_STEPS * unit.depth) for n in (shape.depth, shape.keys)):
+    whole = [n for n in _TILE_STEPS if not any(size % (n * unit.depth) for size in (shape.depth, shape.keys))]
+    if shape.queries < _TILED_QUERIES or not whole or (whole[0] < max(_TILE_STEPS) and shape.keys < _KEYS_OF_HALF):
         return emitter
     keys, width = (Columns.cut(c, 2, unit.lanes) for c in (shape.keys, shape.width))
-    parts = min(split, ceil_div(shape.queries, _TILED.rows))
-    return replace(emitter, unit=unit, rows=_TILED.rows, scores=keys, values=width, parts=parts, tiled=_TILED)
+    parts = min(split, ceil_div(shape.queries, _TILED_QUERIES))
+    block = Columns.cut(2 * unit.lanes, 2, unit.lanes)
+    tiled = Schedule(_TILED_QUERIES, block, 1, 1, tiles=Tiles(_TILED_QUERIES // 2, 2, whole[0]))
+    return replace(emitter, unit=unit, rows=tiled.rows, scores=keys, values=width, parts=parts, tiled=tiled)
 
 
 def build_attention(request: KernelRequest, capabilities: Capabilities, threads: int) -> Kernel:

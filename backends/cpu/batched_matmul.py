@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -15,12 +15,12 @@ from ...precision import Precision, QParams
 from ..target import Capabilities
 from .amx import MatrixUnit, tiles_at_work
 from .amx_tiling import Candidate, candidates
-from .epilogue import Epilogue, Position, row_index
+from .epilogue import Epilogue, Part, Position, row_index
 from .isa import Arithmetic, arithmetic, bind, fill_run, named, span
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows
 from .microkernel import Tasks, by_kind, emit_rows
-from .operands import Block, Finish
+from .operands import Accumulated, Block, Finish
 from .runtime_packing import Matrix, Panel, emit_pack
 from .signature import build_kernel, input_index
 from .tiling import Product, ceil_div
@@ -130,13 +130,15 @@ class BatchedProduct:
                 if starts is not None:
                     self._emit_starts(starts, vectors)
 
-                def finish(acc: Vector, row: Index, j: int) -> None:
-                    lanes = valid if j == vectors - 1 else unit.lanes
-                    value = self._value(acc, row_terms, row - first_row)
-                    self.epilogue.emit(value, Position(item * shape.rows + row, column + j * unit.lanes), lanes)
+                def finish(found: Sequence[Accumulated]) -> None:
+                    self.epilogue.emit_all([
+                        Part(self._value(acc, row_terms, row - first_row),
+                             Position(item * shape.rows + row, column + j * unit.lanes),
+                             valid if j == vectors - 1 else unit.lanes) for acc, row, j in found])
 
                 emit_rows(unit, opened, schedule.rows, (begin, end), shape.rows,
-                          Block(vectors, packed, 0, initial=initial), Finish(finish), matrix)
+                          Block(vectors, packed, 0, initial=initial), Finish(finish, together=self.epilogue.together),
+                          matrix)
 
             by_kind(columns, block, unit.lanes, body)
 

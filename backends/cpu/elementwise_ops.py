@@ -41,6 +41,11 @@ def is_elementwise(call: tvm.ir.Expr) -> bool:
     return op_name(call) in EMITTERS
 
 
+def is_polynomial(call: relax.Call) -> bool:
+    """Whether the operator is computed by a polynomial, in many steps of which each waits for the one before."""
+    return op_name(call) in _POLYNOMIALS
+
+
 def emit_op(call: relax.Call, operands: Sequence[Vector], layer: str) -> Vector:
     """The operator applied to vectors, one per entry of ``tensor_operands``.
 
@@ -146,6 +151,10 @@ def _where(call: relax.Call, operands: Sequence[Vector]) -> Vector:
     """The condition is a mask."""
     return T.Select(operands[0], operands[1], operands[2])
 
+
+_POLYNOMIALS = frozenset({
+    "relax.exp", "relax.log", "relax.sinh", "relax.cosh", "relax.tanh", "relax.erf", "relax.sigmoid",
+    "relax.nn.softplus", "relax.nn.selu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"})
 
 EMITTERS: dict[str, Emitter] = {
     "relax.add": _binary(lambda a, b: a + b),

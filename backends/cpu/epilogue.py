@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -42,9 +43,9 @@ from ...ir import Constant, constant_value, dims_of, op_name, outputs_of, uses_o
 from ...operators.quantization import Grid, grid_of, rounding_behind, sum_factors, summands
 from ...precision import FLOAT32, QParams, Storage
 from ..target import Capabilities
-from .elementwise_ops import clamped, emit_op, scalar_of, tensor_operands
+from .elementwise_ops import clamped, emit_op, is_polynomial, scalar_of, tensor_operands
 from .kernel import KernelRequest, Parameters
-from .vector_math import Vector, bound, fma, lanes_of, splat
+from .vector_math import Vector, apart, bound, fma, joined, lanes_of, runs, splat
 from .vector_memory import Index, encode, flat_view, import_conversions, load_float, prefetch, store
 
 # Levels themselves as values.
@@ -56,6 +57,19 @@ class Position(NamedTuple):
 
     row: Index
     column: Index
+
+
+class Part(NamedTuple):
+    """A vector of the anchor's result (None for elementwise groups), where it lies, and how many of its elements
+    exist."""
+
+    acc: Vector | None
+    position: Position
+    lanes: Index
+
+
+# Parts whose steps are interleaved where a step waits for the one before it: fewer leave a core with little to do.
+_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -254,13 +268,37 @@ class Epilogue:
         if any(s.dtype == "bfloat16" for s in self.request.outputs):
             import_conversions(self._features)
 
+    @cached_property
+    def together(self) -> int:
+        """Parts that ``emit_all`` is best given at once: several for polynomials, whose steps wait for each other for
+        longer than a core looks ahead."""
+        calls = [binding.value for binding in self._steps]
+        is_float = all(str(call.ty.dtype) == "float32" for call in calls)
+        return _TOGETHER if is_float and any(is_polynomial(call) for call in calls) else 1
+
     def emit(self, acc: Vector | None, position: Position, lanes: Index) -> None:
         """Apply the chain to ``acc`` and store into every output; ``acc`` is None for elementwise groups."""
-        self.store(self.apply(acc, position, lanes), position, lanes)
+        self._emit_together([Part(acc, position, lanes)])
+
+    def emit_all(self, parts: Sequence[Part]) -> None:
+        """``emit`` for each of the parts, ``together`` of them at a time."""
+        for some in runs(parts, self.together):
+            self._emit_together(some)
+
+    def _emit_together(self, parts: Sequence[Part]) -> None:
+        for part, value in zip(parts, apart(self._apply(parts), len(parts)), strict=True):
+            self.store(value, part.position, part.lanes)
 
     def apply(self, acc: Vector | None, position: Position, lanes: Index) -> Vector:
         """The chain's result for the vector at ``position``, float32, not yet stored."""
-        width = lanes_of(acc) if acc is not None else self.vector_lanes if not is_one(self.columns) else 1
+        return self._apply([Part(acc, position, lanes)])
+
+    def _apply(self, parts: Sequence[Part]) -> Vector:
+        """The chain's results for several vectors side by side."""
+        accs = [part.acc for part in parts if part.acc is not None]
+        acc = joined(accs) if accs else None
+        own = self.vector_lanes if not is_one(self.columns) else 1
+        width = lanes_of(acc) if acc is not None else own * len(parts)
         values: dict[relax.Var | Constant, Vector] = {}
         if self._anchor is not None:
             values[self._anchor] = bound(acc)
@@ -272,19 +310,19 @@ class Epilogue:
         for binding in self._steps:
             layer, grid = self.request.group.name, grid_of(binding.value)
             read = [] if binding.var in self._sums else tensor_operands(binding.value)
-            operands = [self._value(operand, values, position, width, lanes) for operand in read]
+            operands = [self._value(operand, values, parts, width) for operand in read]
             if grid is None:
                 values[binding.var] = bound(emit_op(binding.value, operands, layer))
                 continue
             if binding.var in self._sums:
-                steps = self._sum(binding, levels, position, width, lanes)
+                steps = self._sum(binding, levels, parts, width)
             else:
                 steps = bound(operands[0] / splat(grid.scale, width))
             if self._stores_steps and binding is self._steps[-1]:
                 return steps
             zero = grid.zero_point - grid.low if binding.var in self._sums else 0
             self._round(binding.var, grid, steps, values, levels, zero)
-        return self._value(self._result, values, position, width, lanes)
+        return self._value(self._result, values, parts, width)
 
     @staticmethod
     def _round(var: relax.Var, grid: Grid, steps: Vector, values: dict[relax.Var | Constant, Vector],
@@ -296,34 +334,37 @@ class Epilogue:
         levels[var] = bound(rounded - splat(offset, width))
         values[var] = bound((rounded - splat(float(zero), width)) * splat(grid.scale, width))
 
-    def _sum(self, binding: relax.VarBinding, levels: dict[relax.Var | Constant, Vector], position: Position,
-             width: int, lanes: Index) -> Vector:
+    def _sum(self, binding: relax.VarBinding, levels: dict[relax.Var | Constant, Vector], parts: Sequence[Part],
+             width: int) -> Vector:
         """The steps, zero point included, of a rounded sum, from the levels of what is added."""
         operands = self._sums[binding.var]
         qparams = [self._qparams_of(v) for v in operands]
         assert qparams[0] is not None and qparams[1] is not None
         for var in operands:
             if var not in levels:
-                levels[var] = bound(self._load(var, position, width, lanes, _LEVELS))
+                levels[var] = bound(self._load_all(var, parts, width, _LEVELS))
         first, second, fixed = sum_factors(qparams[0], qparams[1], Grid.of(binding.value))
         inner = bound(fma(levels[operands[1]], splat(second, width), splat(fixed, width)))
         return bound(fma(levels[operands[0]], splat(first, width), inner))
 
-    def _value(self, operand: tvm.ir.Expr, values: dict[relax.Var | Constant, Vector], position: Position, width: int,
-               lanes: Index) -> Vector:
+    def _value(self, operand: tvm.ir.Expr, values: dict[relax.Var | Constant, Vector], parts: Sequence[Part],
+               width: int) -> Vector:
         if operand in values:
             return values[operand]
         scalar = scalar_of(operand)
         if scalar is not None:
             return splat(scalar, width)
-        values[operand] = bound(self._load(operand, position, width, lanes))
+        values[operand] = bound(self._load_all(operand, parts, width, self._operands[operand].storage))
         return values[operand]
 
+    def _load_all(self, key: relax.Var | Constant, parts: Sequence[Part], width: int, storage: Storage) -> Vector:
+        """An operand's values of all parts, as if it were stored as ``storage``."""
+        own = width // len(parts)
+        return joined([self._load(key, part.position, own, part.lanes, storage) for part in parts])
+
     def _load(self, key: relax.Var | Constant, position: Position, width: int, lanes: Index,
-              storage: Storage | None = None) -> Vector:
-        """An operand's values; with ``storage``, as if it were stored so."""
+              storage: Storage) -> Vector:
         operand, view = self._operands[key], self._views[key]
-        storage = storage or operand.storage
         index = row_index(operand.shape[:-1], self.shape[:-1], position.row)
         if is_one(operand.shape[-1]) and (width > 1 or not is_one(self.columns)):
             return splat(load_float(view, index, 1, 1, storage), width)

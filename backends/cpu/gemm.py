@@ -17,11 +17,11 @@ from ...precision import Precision
 from ..target import Capabilities
 from .amx_tiling import Candidate, candidates
 from .batched_matmul import build_batched_matmul
-from .epilogue import Epilogue, Position
+from .epilogue import Epilogue, Part, Position
 from .isa import arithmetic, named
 from .kernel import Kernel, KernelRequest, Parameters
 from .left_rows import MatrixRows, Rows
-from .operands import Reduction
+from .operands import Reduction, Result
 from .packing import as_operand, pack_weights
 from .signature import build_kernel, input_index
 from .tiling import Product
@@ -71,8 +71,13 @@ class _Results:
     scaling: Sequence[tirx.Buffer]
     lanes: int
 
-    def store(self, acc: Vector, row: Index, column: Index, valid: Index) -> None:
-        self.epilogue.emit(dequantize(acc, self.scaling, column, self.lanes), Position(row, column), valid)
+    @property
+    def together(self) -> int:
+        return self.epilogue.together
+
+    def store(self, results: Sequence[Result]) -> None:
+        self.epilogue.emit_all([Part(dequantize(acc, self.scaling, column, self.lanes), Position(row, column), valid)
+                                for acc, row, column, valid in results])
 
     def fetch(self, row: Index, column: Index) -> None:
         self.epilogue.fetch(Position(row, column))

@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from ...dims import Dim
 from .amx import MatrixUnit, tiles_at_work
 from .isa import Arithmetic, bind, named, span
-from .operands import Ahead, Block, Finish, Left, Reduction, Results, emit_taps
+from .operands import Accumulated, Ahead, Block, Finish, Left, Reduction, Result, Results, emit_taps
 from .tiling import Columns, Product, Schedule, ceil_div, columns_of
 from .vector_math import splat, vector_type
 from .vector_memory import Index, load, store
@@ -142,7 +142,7 @@ def _emit_tiles(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Inde
                 finish.fetch(row + i, j)
         acc = emit_tile(arithmetic, left, bases, block)
         for i, j in places:
-            finish.store(load(acc[i][j], 0, arithmetic.lanes), row + i, j)
+            finish.store([Accumulated(load(acc[i][j], 0, arithmetic.lanes), row + i, j)])
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,11 @@ class Tasks:
             def column(j: int) -> Index:
                 return group * self.product.columns + (inner * columns.vectors + j) * lanes
 
-            finish = Finish(lambda acc, row, j: results.store(acc, row, column(j), last if j == vectors - 1 else lanes),
-                            lambda row, j: results.fetch(row, column(j)))
+            def store_all(found: Sequence[Accumulated]) -> None:
+                results.store([Result(acc, row, column(j), last if j == vectors - 1 else lanes)
+                               for acc, row, j in found])
+
+            finish = Finish(store_all, lambda row, j: results.fetch(row, column(j)), results.together)
             begin = bind("first", first)
             ahead = self._ahead(begin, vectors * arithmetic.panel, block + 1 < stop, is_first)
             emit_rows(arithmetic, left, self.schedule.rows, tiles, self.product.rows,

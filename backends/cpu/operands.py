@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from tvm import tirx
@@ -14,7 +14,7 @@ from ...dims import Dim
 from .isa import Arithmetic, bind, named
 from .tiling import ceil_div
 from .vector_math import Vector
-from .vector_memory import LINE_BYTES, Index, prefetch
+from .vector_memory import LINE_BYTES, Index, load, prefetch
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,57 @@ class Left:
         return cls(source, lambda row, count, group: [base(row + i, group) for i in range(count)], reduction, distance)
 
 
+class Accumulated(NamedTuple):
+    """A vector of accumulators, its row, and its number in the column block."""
+
+    acc: Vector
+    row: Index
+    number: int
+
+
 @dataclass(frozen=True)
 class Finish:
     """What becomes of the accumulators of a tile.
 
-    store : called for each with its vector, row and vector of the block.
-    fetch : called for each with its row and vector of the block before the tile multiplies: fetches what ``store``
-        will read and write; None: nothing is fetched.
+    store : called with all of them, some at a time; from registers one at a time, which leaves room for what it needs.
+    fetch : called for each with its row and number before the tile multiplies: fetches what ``store`` will read and
+        write; None: nothing is fetched.
+    together : how many ``store`` is best given at a time from memory.
     """
 
-    store: Callable[[Vector, Index, int], None]
+    store: Callable[[Sequence[Accumulated]], None]
     fetch: Callable[[Index, int], None] | None = None
+    together: int = 1
+
+    def emit_stored(self, accumulators: tirx.Buffer, shape: tuple[int, int, int], row: Index) -> None:
+        """Emit ``store`` for all accumulators of a tile that begins with ``row`` from memory, [rows][vectors][lanes] of
+        ``shape``."""
+        rows, vectors, lanes = shape
+        at_once = max(n for n in range(1, max(self.together // vectors, 1) + 1) if rows % n == 0)
+        with T.serial(rows // at_once) as number:
+            first = named("line", number) * at_once
+            self.store([Accumulated(load(accumulators, ((first + n) * vectors + j) * lanes, lanes), row + first + n, j)
+                        for n, j in np.ndindex(at_once, vectors)])
+
+
+class Result(NamedTuple):
+    """A vector of results of a product as accumulators, where it lies, and how many of its elements exist."""
+
+    acc: Vector
+    row: Index
+    column: Index
+    valid: Index
 
 
 class Results(Protocol):
     """What becomes of the results of a product."""
 
-    def store(self, acc: Vector, row: Index, column: Index, valid: Index) -> None:
-        """Emit what a vector of accumulators becomes; the first ``valid`` of its elements exist."""
+    @property
+    def together(self) -> int:
+        """How many ``store`` is best given at a time."""
+
+    def store(self, results: Sequence[Result]) -> None:
+        """Emit what the accumulators become."""
 
     def fetch(self, row: Index, column: Index) -> None:
         """Emit the fetching of what ``store`` will read and write."""

@@ -24,14 +24,15 @@ in ``vector_math_inverse.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 Vector: TypeAlias = tvm.ir.Expr
+Item = TypeVar("Item")
 
 _SQRT2 = math.sqrt(2.0)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4
@@ -70,6 +71,33 @@ def splat(value: float | Vector, lanes: int, dtype: str = "float32") -> Vector:
     """A vector whose elements are all ``value``."""
     scalar = tvm.tirx.const(value, dtype) if isinstance(value, (int, float)) else value
     return scalar if lanes == 1 else T.broadcast(scalar, lanes)
+
+
+def joined(vectors: Sequence[Vector]) -> Vector:
+    """Vectors of one length side by side as one. What is computed of it is interleaved, register by register: steps
+    that wait for each other hide behind others. LLVM needs a power of two of them."""
+    if len(vectors) == 1:
+        return vectors[0]
+    vectors = [bound(v) for v in vectors]
+    return T.Shuffle(vectors, list(range(sum(map(lanes_of, vectors)))))
+
+
+def apart(vector: Vector, count: int) -> list[Vector]:
+    """The ``count`` vectors that a ``joined`` one holds."""
+    if count == 1:
+        return [vector]
+    vector, lanes = bound(vector), lanes_of(vector) // count
+    return [T.Shuffle([vector], list(range(number * lanes, (number + 1) * lanes))) for number in range(count)]
+
+
+def runs(items: Sequence[Item], most: int) -> Iterator[Sequence[Item]]:
+    """Items in runs of a power of two, of at most ``most``, which is one."""
+    first, size = 0, most
+    while first < len(items):
+        while size > len(items) - first:
+            size //= 2
+        yield items[first:first + size]
+        first += size
 
 
 def intrinsic(name: str, *args: Vector) -> Vector:
@@ -151,6 +179,13 @@ def exp(x: Vector) -> Vector:
     """e to the power of x."""
     mantissa, exponent = _exp_parts(bound(smaller(larger(x, -104.0), 89.0)))
     return _scaled(mantissa, exponent)
+
+
+def exp_of_negative(x: Vector) -> Vector:
+    """e to the power of what is not above 0, in fewer steps: results below the smallest normal number are 0."""
+    x, lanes = bound(x), lanes_of(x)
+    power = bound(_exp_normal(larger(x, -87.0)))
+    return T.Select(x < splat(-87.0, lanes), splat(0.0, lanes), power)
 
 
 def _scaled(mantissa: Vector, exponent: Vector) -> Vector:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.special
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from narrowcast.backends.cpu import peak
 from narrowcast.backends.cpu.amx import MatrixUnit, configuration
 from narrowcast.backends.cpu.amx_tiling import candidates
 from narrowcast.backends.cpu.convolution import build_conv
+from narrowcast.backends.cpu.epilogue import Epilogue
 from narrowcast.backends.cpu.gemm import build_matmul
 from narrowcast.backends.cpu.isa import arithmetic, tile_arithmetic
 from narrowcast.backends.cpu.kernel import KernelRequest
@@ -32,7 +34,7 @@ from narrowcast.precision import FLOAT32, Precision, Storage
 
 from ...emulation import amx
 from .fp16 import FP16_TILES, emulated_fp16  # noqa: F401
-from .groups import execute, group_of
+from .groups import assert_close, execute, group_of, held_weights, storage_for, stored
 from .symbolic import SymbolicKernel
 from .test_attention import Case
 from .test_attention import check as check_attention
@@ -85,6 +87,40 @@ def test_matmul(precision: Precision, shape: tuple[int, ...], columns: int) -> N
 @given(rows=st.integers(1, 70), depth=st.integers(1, 300), columns=st.integers(1, 100))
 def test_any_matmul(precision: Precision, rows: int, depth: int, columns: int) -> None:
     check_matmul(precision, (rows, depth), columns, TARGETS[precision])
+
+
+@TILED
+@pytest.mark.usefixtures("must_use_tiles")
+@settings(max_examples=8, deadline=None)
+@given(rows=st.integers(17, 70), columns=st.integers(17, 100), name=st.sampled_from(["gelu", "silu", "sigmoid"]))
+def test_interleaved_results_are_those_one_by_one(precision: Precision, rows: int, columns: int, name: str) -> None:
+    """A polynomial, a residual and one value a row: the same bits, and those of float64."""
+    generator = np.random.default_rng(rows * columns)
+    shapes = [(rows, 64), (rows, columns), (rows, 1)]
+    arrays = [generator.standard_normal(s).astype(np.float32) for s in shapes]
+    weights = generator.standard_normal((64, columns)).astype(np.float32) / 8
+
+    def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
+        y = builder.emit(relax.op.matmul(params[0], ir.constant(weights)), "layer")
+        y = builder.emit(relax.op.add(y, params[1]), "sum")
+        operator = relax.op.sigmoid if name == "sigmoid" else getattr(relax.op.nn, name)
+        return builder.emit(relax.op.multiply(builder.emit(operator(y), name), params[2]), "scaled")
+
+    storages = tuple(storage_for(precision, a) for a in arrays)
+    request = KernelRequest(group_of("matmul", shapes, body), precision, storages, (FLOAT32, storages[1]))
+    together = execute(build_matmul, request, arrays, TARGETS[precision], 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Epilogue, "together", 1)
+        alone = execute(build_matmul, request, arrays, TARGETS[precision], 2)
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+    values = [stored(a, s).astype(np.float64) for a, s in zip(arrays, storages, strict=True)]
+    y = values[0] @ held_weights(weights, precision) + values[1]
+    gate = scipy.special.ndtr(y) if name == "gelu" else scipy.special.expit(y)
+    expected = (gate if name == "sigmoid" else y * gate) * values[2]
+    magnitude = (np.abs(values[0]) + np.abs(arrays[0]).max()) @ np.abs(held_weights(weights, precision))
+    magnitude = (magnitude + np.abs(values[1])) * np.abs(values[2]) * 1.2
+    assert_close(together[0], expected, magnitude, FLOAT32, 64, precision)
 
 
 @TILED
@@ -162,13 +198,14 @@ def test_any_batched_matmul(precision: Precision, batch: int, rows: int, depth: 
     check_batched(precision, (batch, rows, depth), (batch, depth, columns), TARGETS[precision])
 
 
-@FLOATS
+@TILED
 @pytest.mark.usefixtures("must_use_tiles")
 @pytest.mark.parametrize("case", [
     Case(1, 32, 64, 2, 32, 32, bias=(1, 1, 1, 64)),
     Case(2, 75, 96, 3, 64, 40, bias=(2, 3, 75, 96)),
     Case(1, 64, 64, 4, 32, 17, causal="TopLeft"),
-    Case(1, 128, 32, 1, 96, 64),
+    Case(1, 128, 64, 1, 96, 64),
+    Case(2, 40, 128, 3, 64, 48, causal="BottomRight"),
 ], ids=str)
 def test_attention(precision: Precision, case: Case) -> None:
     check_attention(precision, case, TARGETS[precision])

@@ -75,6 +75,14 @@ def test_a_bias_stays_when_nobody_asks_for_it() -> None:
     np.testing.assert_array_equal(found.constants[0], BIAS)
 
 
+@pytest.mark.parametrize(("chain", "together"), [
+    ([add_bias, nn.relu], 1), ([add_bias, nn.gelu], 8), ([op.sigmoid, nn.relu], 8),
+    ([op.exp, lambda x: op.greater(x, relax.const(np.float32(2.0)))], 1)])
+def test_polynomials_are_computed_several_at_a_time(chain: Chain, together: int) -> None:
+    """Not where results are masks, which are no vectors of numbers."""
+    assert epilogue(chain).together == together
+
+
 def test_operands_have_to_come_from_outside() -> None:
     def body(b: ir.GraphBuilder, p: list[relax.Var]) -> relax.Var:
         before = b.emit(nn.relu(p[1]), "before")

@@ -23,7 +23,8 @@ from .groups import NATIVE
 
 EXPONENTS = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, 2.5, -2.5, math.inf, -math.inf, math.nan)
 FUNCTIONS: dict[str, Callable[[vm.Vector], vm.Vector]] = {
-    "exp": vm.exp, "log": vm.log, "tanh": vm.tanh, "sigmoid": vm.sigmoid, "erf": vm.erf, "sin": vm.sin, "cos": vm.cos,
+    "exp": vm.exp, "exp_of_negative": vm.exp_of_negative, "log": vm.log, "tanh": vm.tanh,
+    "sigmoid": vm.sigmoid, "erf": vm.erf, "sin": vm.sin, "cos": vm.cos,
     "softplus": vm.softplus, "gelu": vm.gelu, "gelu_tanh": vm.gelu_tanh, "silu": vm.silu, "sqrt": vm.sqrt,
     "cube": lambda x: vm.power(x, 3.0), "root": lambda x: vm.power(x, -0.5), "general": lambda x: vm.power(x, 1.7),
     "self": lambda x: vm.power_of(x, x), "hundredth": lambda x: vm.power(x, 101.0),
@@ -75,6 +76,7 @@ def ulps(actual: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("lanes", WIDTHS)
 @pytest.mark.parametrize(("name", "reference", "low", "high", "bound"), [
     ("exp", np.exp, -87.3, 88.7, 2), ("exp", np.exp, -1e-3, 1e-3, 2),
+    ("exp_of_negative", np.exp, -87, 0, 2), ("exp_of_negative", np.exp, -1e-3, 0, 2),
     ("log", np.log, 1e-3, 1e3, 2), ("log", np.log, 0.5, 2.0, 2),
     ("tanh", np.tanh, -10, 10, 3), ("tanh", np.tanh, -1e-2, 1e-2, 3),
     ("sigmoid", special.expit, -87, 20, 3),
@@ -99,6 +101,12 @@ def test_relative_error(lanes: int, name: str, reference: Callable[[np.ndarray],
                         bound: float) -> None:
     x = points(low, high)
     assert ulps(evaluate(name, x, lanes), reference(x.astype(np.float64))) <= bound
+
+
+@pytest.mark.parametrize("lanes", WIDTHS)
+def test_negative_powers_that_are_too_small_are_zero(lanes: int) -> None:
+    x = np.array([-87.5, -100.0, -3.4e38, -np.inf, np.nan, 0.0, -0.0], np.float32)
+    np.testing.assert_array_equal(evaluate("exp_of_negative", x, lanes), [0, 0, 0, 0, np.nan, 1, 1])
 
 
 @pytest.mark.parametrize("lanes", WIDTHS)
