@@ -14,6 +14,7 @@ from .decompose_transposed import DecomposeTransposedConvolutions
 from .eliminate import EliminateCommonSubexpressions, EliminateDeadCode
 from .fold_batch_norm import FoldBatchNorm
 from .fold_constants import FoldConstants
+from .fold_pads import FoldPads
 from .fuse import FuseGroups
 from .linear_layers import SplitPackedLayers
 from .recompose_activations import RecomposeGelu, RecomposeHardActivations, RecomposeSilu
@@ -38,6 +39,7 @@ PIPELINE: tuple[Pass, ...] = (
     RecomposeHardActivations(),
     FoldBatchNorm(),
     RecomposeAttention(),
+    FoldPads(),
     Simplify(),
     FoldConstants(),
     ToChannelsLast(),
@@ -72,6 +74,7 @@ __all__ = [
     "EliminateDeadCode",
     "FoldBatchNorm",
     "FoldConstants",
+    "FoldPads",
     "FuseGroups",
     "Pass",
     "RecomposeAttention",
