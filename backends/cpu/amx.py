@@ -73,6 +73,11 @@ class MatrixUnit:
         tiles, lanes = self.tiles, self.arithmetic.lanes
         bases = [bind(f"base_{i}", left.bases(row + i * tiles.rows, 1, block.group)[0]) for i in range(tiles.count)]
         self._begin(block)
+        if finish.fetch is not None and self.arithmetic.operand_bytes > 1:  # Of bytes there are few lines.
+            with T.serial(tiles.rows * tiles.count) as i:
+                named("line", i)
+                for j in range(block.vectors):
+                    finish.fetch(row + i, j)
         steps = ceil_div(ceil_div(left.reduction.depth, self.arithmetic.depth), tiles.steps)
 
         def tap(number: Index, offset: Index) -> None:
@@ -115,6 +120,8 @@ class MatrixUnit:
         size = self.arithmetic.operand_bytes
         if block.ahead is not None:
             block.ahead.emit(block.packed, ahead[1], self.tiles.steps)
+        if left.ahead is not None:
+            left.ahead.emit(left.source, ahead[1], self.tiles.steps)
         for i, base in enumerate(bases):
             _move("load", self.left(i), (left.source, base, ahead[0] * size), left.distance * size)
             for j in range(block.vectors):

@@ -29,7 +29,7 @@ from .operands import emit_taps
 from .signature import build_kernel, input_index
 from .tiling import SHARED_BYTES, ceil_div
 from .vector_math import Vector, fma, splat
-from .vector_memory import Index, decode, flat_view, load, store
+from .vector_memory import LINE_BYTES, Index, decode, flat_view, load, prefetch, store
 
 # Kernels of at most this many taps are unrolled, so that the weights stay in registers; where there are few registers,
 # of as many as leave room for the columns.
@@ -41,8 +41,8 @@ _MOST_COLUMNS = 8
 # second-level cache.
 _COPYING = 2.0
 _FAR_RUN = 40.0
-# Bytes of a cache line.
-_LINE = 64
+# Pixels of the input that are fetched before they are copied.
+_PIXELS_AHEAD = 16
 _MOST_VECTORS = 12
 
 
@@ -67,7 +67,7 @@ def copying(geometry: Geometry, lanes: int, operand_bytes: int, capabilities: Ca
     if size <= capabilities.l2_bytes / 2:
         return lambda vectors: _COPYING
     return lambda vectors: (max(_COPYING, vector_bytes / SHARED_BYTES)
-                            + _FAR_RUN * min(1 / vectors, vector_bytes / _LINE))
+                            + _FAR_RUN * min(1 / vectors, vector_bytes / LINE_BYTES))
 
 
 def choose_blocks(geometry: Geometry, lanes: int, capabilities: Capabilities, threads: int, widening: Widening,
@@ -224,8 +224,10 @@ class Depthwise:
             def tile(x: Index, columns: int) -> None:
                 base = bind("base", origin + y * g.strides[1] * self.pitch + x * (g.strides[2] * lanes))
                 acc = [named(f"acc_{c}", T.alloc_buffer((lanes,), self.kind)) for c in range(columns)]
+                row = bind("pixel", (place.plane * g.result[1] + place.row + y) * g.result[2] + x)
+                for c in range(columns):
+                    self.epilogue.fetch(Position(row + columns + c, vector * lanes))
                 self._emit_taps(acc, wide, base, kept, (weights, first))
-                row = (place.plane * g.result[1] + place.row + y) * g.result[2] + x
                 for c in range(columns):
                     value = dequantize(load(acc[c], 0, lanes), scaling, vector * lanes, lanes)
                     self.epilogue.emit(value, Position(row + c, vector * lanes), valid)
@@ -305,6 +307,8 @@ class Depthwise:
         def emit_line(wide: tirx.Buffer, at: Index, pixel: Index, unit: Unit) -> None:
             with T.serial(g.size[2]) as x:
                 begin = bind("begin", (pixel + named("in_x", x)) * g.channels + unit.vector * lanes)
+                for number in range(self.blocks.vectors):
+                    prefetch(source, begin + _PIXELS_AHEAD * g.channels + number * lanes, level=1)
                 for number in range(self.blocks.vectors):
                     valid = unit.valid if number == self.blocks.vectors - 1 else lanes
                     raw = load(source, begin + number * lanes, lanes, valid)

@@ -46,7 +46,7 @@ from ..target import Capabilities
 from .elementwise_ops import clamped, emit_op, is_polynomial, scalar_of, tensor_operands
 from .kernel import KernelRequest, Parameters
 from .vector_math import Vector, apart, bound, fma, joined, lanes_of, runs, splat
-from .vector_memory import Index, encode, flat_view, import_conversions, load_float, prefetch, store
+from .vector_memory import LINE_BYTES, Index, encode, flat_view, import_conversions, load_float, prefetch, store
 
 # Levels themselves as values.
 _LEVELS = Storage("uint8", QParams(1.0, 0))
@@ -370,14 +370,17 @@ class Epilogue:
             return splat(load_float(view, index, 1, 1, storage), width)
         return load_float(view, index * operand.shape[-1] + position.column, width, lanes, storage)
 
-    def fetch(self, position: Position) -> None:
-        """Fetch what ``emit`` at a position reads of tensors as large as the output, and writes."""
-        index = position.row * self.columns + position.column
+    def fetch(self, position: Position, number: int = 0) -> None:
+        """Fetch what ``emit`` at a position reads of tensors as large as the output, and writes. Of several vectors
+        number ``number`` fetches nothing that is in one line with what those before it fetch."""
+        index, before = position.row * self.columns + position.column, number * self.vector_lanes
         for key, operand in self._operands.items():
-            if all(is_equal_dim(a, b) for a, b in zip(operand.shape, self.shape, strict=True)):
-                prefetch(self._views[key], index, level=1)
+            view = self._views[key]
+            if all(map(is_equal_dim, operand.shape, self.shape)) and not before * _size(view) % LINE_BYTES:
+                prefetch(view, index, level=1)
         for view in self._outputs:
-            prefetch(view, index, level=1, write=True)
+            if not before * _size(view) % LINE_BYTES:
+                prefetch(view, index, level=1, write=True)
 
     def store(self, value: Vector, position: Position, lanes: Index) -> None:
         """Convert a float32 vector and write its first ``lanes`` elements into every output storage."""
@@ -388,6 +391,11 @@ class Epilogue:
     def encoded(self, value: Vector) -> list[Vector]:
         """A float32 vector as each of the output storages has it."""
         return [encode(value, storage, self._features) for storage in self._storages]
+
+
+def _size(view: tvm.ir.Expr) -> int:
+    """Bytes of an element of a buffer."""
+    return np.dtype(str(view.dtype)).itemsize
 
 
 def row_index(shape: Sequence[Dim], full: Sequence[Dim], row: Index) -> Index:

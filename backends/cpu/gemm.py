@@ -79,8 +79,8 @@ class _Results:
         self.epilogue.emit_all([Part(dequantize(acc, self.scaling, column, self.lanes), Position(row, column), valid)
                                 for acc, row, column, valid in results])
 
-    def fetch(self, row: Index, column: Index) -> None:
-        self.epilogue.fetch(Position(row, column))
+    def fetch(self, row: Index, column: Index, number: int) -> None:
+        self.epilogue.fetch(Position(row, column), number)
 
 
 def ways_to_multiply(request: KernelRequest, capabilities: Capabilities, threads: int, rows: Rows, columns: int,

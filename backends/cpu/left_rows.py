@@ -89,7 +89,7 @@ class MatrixRows:
         at_once, reduction = tasks.read_at_once(arithmetic), tasks.reading(self.reduction, arithmetic)
         if reduction.is_cut or self.depth % at_once == 0:
             return lambda first, last: Left.by_row(source, lambda row, group: self.origin + row * self.depth,
-                                                   reduction, self.depth)
+                                                   reduction, self.depth, streams=True)
         pitch = ceil_div(self.depth, at_once) * at_once
         height = tasks.part_rows
 

@@ -47,6 +47,8 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
         at = block.first + (tap * steps + k) * (vectors * arithmetic.panel)
         if block.ahead is not None:
             block.ahead.emit(block.packed, tap * steps + k)
+        if left.ahead is not None:
+            left.ahead.emit(left.source, tap * steps + k)
         right = [bind(f"w_{j}", arithmetic.weights(block.packed, at + j * arithmetic.panel)) for j in range(vectors)]
         for i, base in enumerate(bases):
             value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth, present))
@@ -132,6 +134,8 @@ def _emit_tiles(arithmetic: Arithmetic, left: Left, rows: int, tiles: tuple[Inde
         row = bind("row", row)
         if block.ahead is not None:
             block = replace(block, ahead=block.ahead.share(tile - tiles[0]))
+        if not (isinstance(total, int) and total <= rows):
+            left = left.before(row, rows, block, arithmetic)
         if matrix is not None:
             matrix.emit(left, row, block, finish)
             return
@@ -205,11 +209,12 @@ class Tasks:
                 start, stop = ((column_task + i) * blocks // schedule.column_tasks for i in (0, 1))
                 if schedule.across:
                     with span("across", begin, end) as tile, span("block", start, stop) as block:
-                        self._emit_block(arithmetic, packed, left, (tile, tile + 1), (block, stop), results, matrix,
-                                         is_first=tile == begin)
+                        self._emit_block(arithmetic, packed, left, (tile, tile + 1), (start, block, stop), results,
+                                         matrix, is_first=tile == begin)
                 else:
                     with span("block", start, stop) as block:
-                        self._emit_block(arithmetic, packed, left, (begin, end), (block, stop), results, matrix)
+                        self._emit_block(arithmetic, packed, left, (begin, end), (start, block, stop), results,
+                                         matrix)
 
     @contextmanager
     def _each_part(self, row_task: Index) -> Iterator[tuple[Index, Index]]:
@@ -231,13 +236,14 @@ class Tasks:
             yield begin, end
 
     def _emit_block(self, arithmetic: Arithmetic, packed: tirx.Buffer, left: Left, tiles: tuple[Index, Index],
-                    blocks: tuple[Index, Index], results: Results, matrix: MatrixUnit | None, *,
+                    blocks: tuple[Index, Index, Index], results: Results, matrix: MatrixUnit | None, *,
                     is_first: Index | None = None) -> None:
-        """Emit the tiles of the first of the task's remaining ``blocks``.
+        """Emit the tiles of a column block.
 
+        blocks : the task's first block, this one, and past the last.
         is_first : whether the blocks are read for the first time, where it is done several times.
         """
-        block, stop = blocks
+        start, block, stop = blocks
         columns, lanes = self.schedule.columns, arithmetic.lanes
         group = block // columns.blocks if self.product.groups > 1 else tirx.const(0, "int32")
         inner = block % columns.blocks if self.product.groups > 1 else block
@@ -252,21 +258,27 @@ class Tasks:
                 results.store([Result(acc, row, column(j), last if j == vectors - 1 else lanes)
                                for acc, row, j in found])
 
-            finish = Finish(store_all, lambda row, j: results.fetch(row, column(j)), results.together)
+            finish = Finish(store_all, lambda row, j: results.fetch(row, column(j), j), results.together)
             begin = bind("first", first)
             ahead = self._ahead(begin, vectors * arithmetic.panel, block + 1 < stop, is_first)
+            missing = block == start if self._has_several else None
             emit_rows(arithmetic, left, self.schedule.rows, tiles, self.product.rows,
-                      Block(vectors, packed, begin, group, ahead=ahead), finish, matrix)
+                      Block(vectors, packed, begin, group, ahead=ahead, rows_missing=missing), finish, matrix)
 
         by_kind(columns, inner, lanes, body)
+
+    @property
+    def _has_several(self) -> bool:
+        """Whether a task has several column blocks."""
+        return columns_of(self.product.at_typical(), self.schedule) > self.schedule.column_tasks
 
     def _ahead(self, first: Index, width: int, is_followed: Index, is_first: Index | None) -> Ahead | None:
         """What the tiles of a block of ``width`` elements a step fetch: as much behind it, or again their own."""
         steps, known = self.product.steps, self.product.at_typical()
-        if not isinstance(steps, int) or columns_of(known, self.schedule) == self.schedule.column_tasks:
+        if not isinstance(steps, int) or not self._has_several:
             return None
         tiles = 1 if self.schedule.across else ceil_div(ceil_div(known.rows, self.schedule.rows), self.parts)
-        return Ahead(first + T.Select(is_followed, steps * width, 0), steps * width, tiles, steps, is_first)
+        return Ahead(first + T.Select(is_followed, steps * width, 0), steps * width, tiles, steps, 2, is_first)
 
 
 def by_kind(columns: Columns, block: Index, lanes: int, body: Callable[[int, Index], None]) -> None:

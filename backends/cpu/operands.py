@@ -48,23 +48,75 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Elements of an operand that are read next. Tiles each fetch a share of them while they multiply, which hides how
+    slowly they arrive.
+
+    first, elements : where they are, or the share of a tile begins, and how many.
+    tiles, steps : how many tiles share them, and steps a tile.
+    level : the cache that they are fetched into.
+    is_missing : whether they have to be fetched, where only running tells.
+    """
+
+    first: Index
+    elements: int
+    tiles: int
+    steps: int
+    level: int
+    is_missing: tirx.PrimExpr | None = None
+
+    def share(self, tile: Index) -> Ahead:
+        """What tile number ``tile`` fetches; tiles beyond ``tiles`` what the last one does."""
+        shift = T.min(tile, self.tiles - 1) * (self.steps * self._stride)
+        return replace(self, first=bind("ahead", self.first + shift))
+
+    @property
+    def _stride(self) -> int:
+        """Elements a step."""
+        return -(-self.elements // (self.steps * self.tiles))
+
+    def emit(self, operand: tirx.Buffer, step: Index, steps: int = 1) -> None:
+        """Emit the share of so many steps, beginning with ``step``."""
+        if self.is_missing is not None:
+            with T.If(self.is_missing), T.Then():
+                replace(self, is_missing=None).emit(operand, step, steps)
+            return
+        line = LINE_BYTES // np.dtype(str(operand.dtype)).itemsize
+        for element in range(0, self._stride * steps, line):
+            prefetch(operand, self.first + step * self._stride + element, level=self.level)
+
+
+@dataclass(frozen=True)
 class Left:
     """The left side of a product inside a task: a flat buffer, and the addresses of the first elements of neighbouring
     rows, given the first row, their number and the group.
 
     distance : elements from a row to the next, for tiles; of a convolution's rows, inside a line of the output.
+    streams : whether rows lie one behind the other and come from outside of the core.
+    ahead : what is fetched meanwhile.
     """
 
     source: tirx.Buffer
     bases: Callable[[Index, int, Index], Sequence[Index]]
     reduction: Reduction
     distance: Dim = 0
+    streams: bool = False
+    ahead: Ahead | None = None
 
     @classmethod
     def by_row(cls, source: tirx.Buffer, base: Callable[[Index, Index], Index], reduction: Reduction,
-               distance: Dim = 0) -> Left:
+               distance: Dim = 0, *, streams: bool = False) -> Left:
         """Rows whose addresses are computed one by one: ``base(row, group)``."""
-        return cls(source, lambda row, count, group: [base(row + i, group) for i in range(count)], reduction, distance)
+        return cls(source, lambda row, count, group: [base(row + i, group) for i in range(count)], reduction, distance,
+                   streams)
+
+    def before(self, row: Index, rows: int, block: Block, arithmetic: Arithmetic) -> Left:
+        """The operand of a tile that begins with ``row``, which fetches the rows behind it where they stream in."""
+        steps = self.reduction.steps(arithmetic)
+        if not self.streams or not isinstance(self.distance, int) or not isinstance(steps, int):
+            return self
+        first = bind("rows_ahead", self.bases(row + rows, 1, block.group)[0])
+        return replace(self, ahead=Ahead(first, rows * self.distance, 1, steps, 1, block.rows_missing))
 
 
 class Accumulated(NamedTuple):
@@ -119,45 +171,8 @@ class Results(Protocol):
     def store(self, results: Sequence[Result]) -> None:
         """Emit what the accumulators become."""
 
-    def fetch(self, row: Index, column: Index) -> None:
-        """Emit the fetching of what ``store`` will read and write."""
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What of the packed right side comes next. The tiles of a block each fetch a share of it into the second-level
-    cache while they multiply, which hides how slowly it arrives.
-
-    first, elements : where it is, or the share of a tile begins, and its size.
-    tiles, steps : how many tiles the block has, and steps a tile.
-    is_missing : whether it has to be fetched, where only running tells.
-    """
-
-    first: Index
-    elements: int
-    tiles: int
-    steps: int
-    is_missing: tirx.PrimExpr | None = None
-
-    def share(self, tile: Index) -> Ahead:
-        """What tile number ``tile`` fetches; tiles beyond ``tiles`` what the last one does."""
-        shift = T.min(tile, self.tiles - 1) * (self.steps * self._stride)
-        return replace(self, first=bind("ahead", self.first + shift))
-
-    @property
-    def _stride(self) -> int:
-        """Elements a step."""
-        return -(-self.elements // (self.steps * self.tiles))
-
-    def emit(self, packed: tirx.Buffer, step: Index, steps: int = 1) -> None:
-        """Emit the share of so many steps, beginning with ``step``."""
-        if self.is_missing is not None:
-            with T.If(self.is_missing), T.Then():
-                replace(self, is_missing=None).emit(packed, step, steps)
-            return
-        line = LINE_BYTES // np.dtype(str(packed.dtype)).itemsize
-        for element in range(0, self._stride * steps, line):
-            prefetch(packed, self.first + step * self._stride + element, level=2)
+    def fetch(self, row: Index, column: Index, number: int) -> None:
+        """Emit the fetching of what ``store`` will read and write for vector ``number`` of a block."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +181,7 @@ class Block:
 
     vectors : its width; packed, first : the packed right side and the block's offset in it; group : whose rows it
     multiplies; initial : (buffer, offset) of what the accumulators start with, one value a column; zeros if None;
-    ahead : what is fetched meanwhile.
+    ahead : what is fetched meanwhile; rows_missing : whether it is the first block that reads the rows (None: always).
     """
 
     vectors: int
@@ -175,6 +190,7 @@ class Block:
     group: Index = 0
     initial: tuple[tirx.Buffer, Index] | None = None
     ahead: Ahead | None = None
+    rows_missing: tirx.PrimExpr | None = None
 
 
 def emit_taps(taps: Sequence[tuple[int, Dim]], body: Callable[[Index, Index], None], tap: Index = 0,

@@ -15,6 +15,7 @@ from tvm.sym import Analyzer
 from narrowcast import ir
 from narrowcast.backends.cpu import operands
 from narrowcast.backends.cpu.build import compile_functions
+from narrowcast.backends.cpu.depthwise import build_depthwise
 from narrowcast.backends.cpu.gemm import build_matmul
 from narrowcast.backends.cpu.kernel import KernelRequest
 from narrowcast.backends.target import Target
@@ -42,7 +43,7 @@ def test_the_tiles_of_a_block_fetch_all_that_comes_next(first: int, elements: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operands, "prefetch", record)
         patch.setattr(operands, "bind", lambda name, value: value)
-        ahead = operands.Ahead(first, elements, tiles, steps)
+        ahead = operands.Ahead(first, elements, tiles, steps, 2)
         for tile in range(tiles + 2):
             before = set(fetched)
             for step in range(0, steps, at_once):
@@ -53,8 +54,8 @@ def test_the_tiles_of_a_block_fetch_all_that_comes_next(first: int, elements: in
     assert max(fetched) - end <= tiles * steps * size // LINE + 1
 
 
-def assembly(columns: int, depth: int, precision: Precision, target: str, residual: bool) -> str:
-    shapes = [(64, depth), (64, columns)] if residual else [(64, depth)]
+def assembly(columns: int, depth: int, precision: Precision, target: str, residual: bool, rows: int = 64) -> str:
+    shapes = [(rows, depth), (rows, columns)] if residual else [(rows, depth)]
     weights = np.ones((depth, columns), np.float32)
 
     def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
@@ -81,7 +82,31 @@ def test_a_single_block_has_none_behind_it(precision: Precision) -> None:
     assert "prefetcht1" not in assembly(16, 512, precision, "cpu:sapphirerapids", residual=False)
 
 
+@pytest.mark.parametrize(("columns", "precision"), [(16, Precision.FP32), (1024, Precision.FP32), (16, Precision.BF16)])
+def test_the_rows_behind_a_tile_are_fetched_into_the_first_level_cache(columns: int, precision: Precision) -> None:
+    assert "prefetcht0" in assembly(columns, 512, precision, "cpu:sapphirerapids", residual=False)
+
+
+def test_a_single_tile_of_rows_has_none_behind_it() -> None:
+    assert "prefetcht0" not in assembly(16, 512, Precision.FP32, "cpu:znver4", residual=False, rows=1)
+
+
+def test_a_depthwise_convolution_fetches_what_it_reads_and_writes() -> None:
+    def body(builder: ir.GraphBuilder, params: list[relax.Var]) -> relax.Var:
+        weight = ir.constant(np.ones((32, 3, 3, 1), np.float32))
+        return builder.emit(relax.op.nn.conv2d(params[0], weight, padding=1, groups=32, data_layout="NHWC",
+                                               kernel_layout="OHWI"), "layer")
+
+    request = KernelRequest(group_of("conv", [(1, 28, 28, 32)], body), Precision.FP32, (FLOAT32,), (FLOAT32,))
+    aimed = Target.parse("cpu:znver4", 1)
+    kernel = build_depthwise(request, aimed.capabilities, 1)
+    code = compile_functions({"kernel": kernel.func}, aimed.tvm_target()).inspect_source("asm")
+    assert "prefetcht0" in code and "prefetchw" in code
+
+
 def test_residual_and_result_are_fetched_before_the_sums() -> None:
     code = assembly(32, 512, Precision.FP32, "cpu:znver4", residual=True)
-    assert len(re.findall(r"\bprefetcht0\b", code)) == len(re.findall(r"\bprefetchw\b", code)) > 0
-    assert "prefetcht0" not in assembly(32, 512, Precision.FP32, "cpu:znver4", residual=False)
+    plain = assembly(32, 512, Precision.FP32, "cpu:znver4", residual=False)
+    written, read = (len(re.findall(rf"\b{name}\b", code)) for name in ("prefetchw", "prefetcht0"))
+    assert written == len(re.findall(r"\bprefetchw\b", plain)) > 0
+    assert read == len(re.findall(r"\bprefetcht0\b", plain)) + written
