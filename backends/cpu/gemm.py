@@ -48,7 +48,8 @@ def build_product(request: KernelRequest, capabilities: Capabilities, threads: i
     way, schedules = request.pick(ways_to_multiply(request, capabilities, threads, rows, columns, groups))
     unit, rows, tasks = way.arithmetic, way.rows, way.tasks
     epilogue, scaling, operand = prepare(request, capabilities, weights)
-    packed = pack_weights(_whole_taps(operand, tasks.reading(rows.reduction, unit)), tasks.schedule.columns, unit)
+    whole = _whole_taps(operand, tasks.reading(rows.reduction, unit))
+    packed = pack_weights(whole, tasks.schedule.packed_columns(columns, unit.lanes), unit)
     constants = (packed, *(with_slack(a, unit.lanes) for a in scaling))
     data = input_index(request, request.group.anchor.value.args[0])
     qparams = request.inputs[data].qparams

@@ -21,9 +21,11 @@ from .isa import Arithmetic, bind, named, span
 from .operands import Accumulated, Ahead, Block, Finish, Left, Reduction, Result, Results, emit_taps
 from .tiling import Columns, Product, Schedule, ceil_div, columns_of
 from .vector_math import splat, vector_type
-from .vector_memory import Index, load, store
+from .vector_memory import LINE_BYTES, Index, load, prefetch, store
 
 Accumulators = list[list[tirx.Buffer]]
+# Bytes of a stream of weights that are fetched before they are multiplied.
+_STREAM_AHEAD = 1024
 
 
 def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block: Block) -> Accumulators:
@@ -44,12 +46,17 @@ def emit_tile(arithmetic: Arithmetic, left: Left, bases: Sequence[Index], block:
                 for i in range(len(bases))]
 
     def step(tap: Index, offset: Index, k: Index, present: Index | None = None) -> None:
-        at = block.first + (tap * steps + k) * (vectors * arithmetic.panel)
+        at = block.first + (tap * steps + k) * (arithmetic.panel if block.apart else vectors * arithmetic.panel)
+        places = [at + j * (block.apart or arithmetic.panel) for j in range(vectors)]
         if block.ahead is not None:
             block.ahead.emit(block.packed, tap * steps + k)
         if left.ahead is not None:
             left.ahead.emit(left.source, tap * steps + k)
-        right = [bind(f"w_{j}", arithmetic.weights(block.packed, at + j * arithmetic.panel)) for j in range(vectors)]
+        if block.apart:
+            size = np.dtype(arithmetic.weight).itemsize
+            for place, line in np.ndindex(vectors, ceil_div(arithmetic.panel_bytes, LINE_BYTES)):
+                prefetch(block.packed, places[place] + (_STREAM_AHEAD + line * LINE_BYTES) // size, level=1)
+        right = [bind(f"w_{j}", arithmetic.weights(block.packed, place)) for j, place in enumerate(places)]
         for i, base in enumerate(bases):
             value = bind(f"x_{i}", arithmetic.broadcast(left.source, base + offset + k * arithmetic.depth, present))
             for j in range(vectors):
@@ -262,8 +269,9 @@ class Tasks:
             begin = bind("first", first)
             ahead = self._ahead(begin, vectors * arithmetic.panel, block + 1 < stop, is_first)
             missing = block == start if self._has_several else None
+            apart = self.product.steps * arithmetic.panel if self.schedule.apart else 0
             emit_rows(arithmetic, left, self.schedule.rows, tiles, self.product.rows,
-                      Block(vectors, packed, begin, group, ahead=ahead, rows_missing=missing), finish, matrix)
+                      Block(vectors, packed, begin, group, None, ahead, missing, apart), finish, matrix)
 
         by_kind(columns, inner, lanes, body)
 
@@ -275,7 +283,7 @@ class Tasks:
     def _ahead(self, first: Index, width: int, is_followed: Index, is_first: Index | None) -> Ahead | None:
         """What the tiles of a block of ``width`` elements a step fetch: as much behind it, or again their own."""
         steps, known = self.product.steps, self.product.at_typical()
-        if not isinstance(steps, int) or not self._has_several:
+        if not isinstance(steps, int) or not self._has_several or self.schedule.apart:
             return None
         tiles = 1 if self.schedule.across else ceil_div(ceil_div(known.rows, self.schedule.rows), self.parts)
         return Ahead(first + T.Select(is_followed, steps * width, 0), steps * width, tiles, steps, 2, is_first)

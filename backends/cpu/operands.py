@@ -181,7 +181,9 @@ class Block:
 
     vectors : its width; packed, first : the packed right side and the block's offset in it; group : whose rows it
     multiplies; initial : (buffer, offset) of what the accumulators start with, one value a column; zeros if None;
-    ahead : what is fetched meanwhile; rows_missing : whether it is the first block that reads the rows (None: always).
+    ahead : what is fetched meanwhile; rows_missing : whether it is the first block that reads the rows (None: always);
+    apart : elements from a vector to the next, where each is a stream with all its steps (see ``Schedule``); 0: they
+    are side by side at every step.
     """
 
     vectors: int
@@ -191,6 +193,7 @@ class Block:
     initial: tuple[tirx.Buffer, Index] | None = None
     ahead: Ahead | None = None
     rows_missing: tirx.PrimExpr | None = None
+    apart: int = 0
 
 
 def emit_taps(taps: Sequence[tuple[int, Dim]], body: Callable[[Index, Index], None], tap: Index = 0,

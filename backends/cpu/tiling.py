@@ -33,6 +33,9 @@ _WAYS = 8
 _CONFLICT_CYCLES = 1.4
 # Bytes a cycle of what another core has written, or the last-level cache holds.
 SHARED_BYTES = 8.0
+# Streams of weights from which on memory is at its best, and by how much it is better than with one.
+_STREAMS = 8
+_STREAM_GAIN = 0.45
 # Bytes a cycle that the second-level cache sustains.
 _L2_BYTES = 20.0
 # Rows for which register blocks are chosen where only running tells how many there are, and typically one: it is as
@@ -138,6 +141,8 @@ class Schedule:
     part_tiles : register blocks of such a part where only running tells how many rows there are.
     tiles : the matrix registers of a register block; None: vectors multiply.
     across : whether the same rows go through all column blocks, not the same columns through all rows.
+    apart : whether the vectors of a column block lie one behind the other in the packed weights, each with all its
+        steps. Then they are as many streams, of which memory serves more at once than of one.
     """
 
     rows: int
@@ -148,16 +153,21 @@ class Schedule:
     part_tiles: int = 1
     tiles: Tiles | None = None
     across: bool = False
+    apart: bool = False
 
     def of(self, product: Product, lanes: int) -> Schedule:
         """The schedule with the columns of another product, such as one at the typical extents."""
         columns = self.columns
         return replace(self, columns=Columns.cut(product.columns, columns.vectors, lanes, singles=columns.singles))
 
+    def packed_columns(self, columns: int, lanes: int) -> Columns:
+        """The cut in which a group's columns are packed."""
+        return Columns.cut(columns, 1, lanes) if self.apart else self.columns
+
     def __str__(self) -> str:
         """The schedule in words, as the model chose it; equal for equal schedules of one product."""
         tiles = f" in {self.tiles.count} tiles of {self.tiles.steps} steps" if self.tiles else ""
-        order = ", rows through all columns" if self.across else ""
+        order = ", rows through all columns" if self.across else ", in streams" if self.apart else ""
         return (f"{self.rows} rows{tiles} x {self.columns.vectors} vectors, "
                 f"{self.row_tasks} x {self.column_tasks} tasks, {self.chunks} chunks{order}")
 
@@ -177,8 +187,11 @@ def ranked(product: Product, arithmetic: Arithmetic, capabilities: Capabilities,
     """
     singles, known = not isinstance(product.columns, int), product.at_typical()
     aimed = replace(known, rows=_FEW_ROWS) if known.rows == 1 and not isinstance(product.rows, int) else known
+    weights = known.groups * known.columns * known.steps * arithmetic.panel_bytes // arithmetic.lanes
+    is_far = weights > capabilities.l2_bytes
     candidates = [
-        Schedule(rows, Columns.cut(aimed.columns, vectors, arithmetic.lanes, singles=singles), *split)
+        Schedule(rows, Columns.cut(aimed.columns, vectors, arithmetic.lanes, singles=singles), *split,
+                 apart=is_far and known.rows <= rows)
         for vectors in range(1, min(8, -(-aimed.columns // arithmetic.lanes)) + 1)
         for rows in range(1, min(14, aimed.rows) + 1) if arithmetic.registers(rows, vectors) <= capabilities.registers
         for split in ways_to_split(threads)]
@@ -226,7 +239,8 @@ def _streaming(product: Product, schedule: Schedule, arithmetic: Arithmetic) -> 
     """Cycles that a task waits for what comes from outside of its core: its rows, and the weights of its columns."""
     rows = product.rows * product.distance / schedule.row_tasks
     weights = product.groups * schedule.columns.count * product.steps * arithmetic.panel_bytes / schedule.column_tasks
-    return (rows + weights) / SHARED_BYTES
+    further = min(schedule.columns.vectors, _STREAMS) - 1 if schedule.apart else 0
+    return (rows + weights / (1 + _STREAM_GAIN * further / (_STREAMS - 1))) / SHARED_BYTES
 
 
 def slowest_task(product: Product, schedule: Schedule, block_cycles: Callable[[int], float]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from narrowcast import ir
+from narrowcast.backends.cpu import tiling
 from narrowcast.backends.cpu.gemm import build_matmul
 from narrowcast.backends.cpu.kernel import KernelRequest
+from narrowcast.backends.cpu.tiling import Columns, Schedule
 from narrowcast.backends.target import Target
 from narrowcast.errors import PlanError, TargetError
 from narrowcast.precision import BFLOAT16, FLOAT32, Precision, QParams, Storage
@@ -112,3 +116,23 @@ def test_the_kernel_shows_its_instruction(precision: Precision, instruction: str
     kernel = build_matmul(request(precision, 8), Target("znver4", 2).capabilities, 2)
     assert instruction in kernel.func.script()
     assert kernel.macs == 8 * 4
+
+
+@EVERY_PRECISION
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 700, 1500), (3, 1031, 1011), (1, 2100, 517)])
+def test_weights_in_streams(precision: Precision, rows: int, depth: int, columns: int,
+                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with tails of columns and of the depth; the packed weights are those of narrow blocks."""
+    taken: list[bool] = []
+    packed_columns = Schedule.packed_columns
+
+    def spying(schedule: Schedule, count: int, lanes: int) -> Columns:
+        taken.append(schedule.apart)
+        return packed_columns(schedule, count, lanes)
+
+    monkeypatch.setattr(Schedule, "packed_columns", spying)
+    monkeypatch.setattr(tiling, "_STREAM_GAIN", 10.0)
+    capabilities = replace(NATIVE.capabilities, l2_bytes=2**18)
+    monkeypatch.setattr(Target, "capabilities", property(lambda self: capabilities))
+    check(precision, (rows, depth), columns)
+    assert taken and all(taken)

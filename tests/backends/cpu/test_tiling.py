@@ -136,3 +136,14 @@ def test_tiles_and_vectors_are_ranked_together(precision: Precision, tiled: bool
     found = list(candidates(product, rows, unit, capabilities, 2))
     assert [c.cycles for c in found] == sorted(c.cycles for c in found)
     assert {c.tasks.schedule.tiles is not None for c in found} == ({True, False} if tiled else {False})
+
+
+def test_weights_that_are_read_once_from_far_away_are_streams() -> None:
+    """As many as there are vectors side by side; not where they stay in the second-level cache, or rows share them."""
+    far, near = Product(1, 4096, 1024), Product(1, 256, 256)
+    schedule = choose(far, FP32, ZEN4, 2)
+    assert schedule.apart and schedule.columns.vectors == 8
+    assert schedule.packed_columns(4096, 16) == Columns.cut(4096, 1, 16)
+    assert not choose(near, FP32, ZEN4, 2).apart
+    many = choose(Product(200, 4096, 1024), FP32, ZEN4, 2)
+    assert not many.apart and many.packed_columns(4096, 16) == many.columns
