@@ -38,7 +38,8 @@ def interleave(
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            time.sleep(pause)
+            if pause:
+                time.sleep(pause)
             call()
             start = time.perf_counter()
             call()

@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import transform
+from tvm.support import cc
 
 from ..errors import ProgramError, TargetError, VerificationError
 from . import host as host  # Registers what programs call.
@@ -33,6 +34,10 @@ _PIPELINE = (
     transform.VMShapeLower,
     transform.AttachGlobalSymbol,
 )
+
+# Kernels call functions of these libraries alone. To read the C++ library and what starts a process, as the C++
+# compiler does by itself, takes most of the time that linking a small program takes.
+_link = cc.cross_compiler(cc.create_shared, options=["-nostdlib"], add_files=["-lm", "-lc", "-lgcc"])
 
 
 def build_executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -70,7 +75,7 @@ def _linked(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
     executable = build_executable(mod, target)
     with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
         path = Path(folder) / "program.so"
-        executable.export_library(str(path))
+        executable.export_library(str(path), fcompile=_link)
         return path.read_bytes()
 
 
