@@ -33,10 +33,13 @@ from .onnx_external import check_external_data, tensors_of, with_external_data
 # Below this the operators have other attributes (broadcasting was one); ONNX's converter lifts such models.
 OLDEST_OPSET, LIFTED_OPSET = 7, 13
 _CONVERT_SECONDS = 60
+# Of the onnx package the converter needs its compiled module alone: to import the rest takes five times as long.
 _CONVERT = """
-import sys, onnx.version_converter
-model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
-sys.stdout.buffer.write(onnx.version_converter.convert_version(model, int(sys.argv[1])).SerializeToString())
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("onnx.onnx_cpp2py_export", sys.argv[1])
+compiled = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compiled)
+sys.stdout.buffer.write(compiled.version_converter.convert_version(sys.stdin.buffer.read(), int(sys.argv[2])))
 """
 
 
@@ -132,8 +135,9 @@ def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
                                            layer=label_of(node))
         check_definition(node, opset_versions(proto.opset_import)[""], label_of(node))
     try:
-        run = subprocess.run([sys.executable, "-P", "-c", _CONVERT, str(LIFTED_OPSET)], capture_output=True,
-                             input=proto.SerializeToString(), timeout=_CONVERT_SECONDS, check=True)
+        run = subprocess.run([sys.executable, "-I", "-S", "-c", _CONVERT, onnx.onnx_cpp2py_export.__file__,
+                              str(LIFTED_OPSET)], capture_output=True, input=proto.SerializeToString(),
+                             timeout=_CONVERT_SECONDS, check=True)
         return onnx.ModelProto.FromString(run.stdout)
     except (subprocess.SubprocessError, DecodeError) as error:
         said = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip().splitlines()
