@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import tvm
 
 import narrowcast as nc
 from narrowcast.backends.target import Target
@@ -49,6 +52,18 @@ def budget() -> nc.AccuracyBudget:
 @pytest.fixture(scope="module")
 def program(network: torch.nn.Module, budget: nc.AccuracyBudget, costs: Path) -> nc.Program:
     return nc.compile(network, "cpu", budget, cost_cache=costs)
+
+
+@pytest.fixture(scope="module")
+def grouped(network: torch.nn.Module) -> tvm.IRModule:
+    """The network in grouped form."""
+    return run_pipeline(import_model(network, EXAMPLE).mod)
+
+
+@pytest.fixture(scope="module")
+def forced(network: torch.nn.Module, images: tuple[np.ndarray, np.ndarray]) -> Callable[[str], nc.Program]:
+    """The network's program in one precision; compiled once for each."""
+    return cache(lambda precision: nc.compile(network, "cpu", None, precision=precision, data=images[0][:16]))
 
 
 def small_encoder() -> BertEncoder:
@@ -138,14 +153,12 @@ def test_zero_budget_gives_fp32(network: torch.nn.Module, images: tuple[np.ndarr
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_kernels_of_the_network_agree_with_the_evaluator(
-    network: torch.nn.Module, images: tuple[np.ndarray, np.ndarray], precision: str
+    grouped: tvm.IRModule, forced: Callable[[str], nc.Program], images: tuple[np.ndarray, np.ndarray], precision: str
 ) -> None:
     target = Target.parse("cpu")
     if nc.Precision(precision) not in target.precisions():
         pytest.skip(f"this CPU has no {precision} multiply-add")
-    program = nc.compile(network, "cpu", None, precision=precision, data=images[0][:16])
-    mod = run_pipeline(import_model(network, EXAMPLE).mod)
-    agreements = kernel_agreement(mod, program.plan, target, [images[0][:1]])
+    agreements = kernel_agreement(grouped, forced(precision).plan, target, [images[0][:1]])
     assert len(agreements) >= 18
     assert [a.detail for a in agreements if not a.ok] == []
 
@@ -166,10 +179,9 @@ def test_kernels_of_an_encoder_agree_with_the_evaluator(precision: str) -> None:
 
 @pytest.mark.isa("avx512_vnni")
 def test_agreement_notices_a_wrong_scale(
-    network: torch.nn.Module, images: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    grouped: tvm.IRModule, forced: Callable[[str], nc.Program], images: tuple[np.ndarray, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = nc.compile(network, "cpu", None, precision="int8", data=images[0][:16])
-    mod = run_pipeline(import_model(network, EXAMPLE).mod)
     from narrowcast import verification
 
     honest = verification.emit
@@ -182,7 +194,7 @@ def test_agreement_notices_a_wrong_scale(
         return honest(replace(request, inputs=tuple(off(s) for s in request.inputs)), capabilities, threads)
 
     monkeypatch.setattr(verification, "emit", wrong)
-    agreements = kernel_agreement(mod, program.plan, Target.parse("cpu"), [images[0][:1]])
+    agreements = kernel_agreement(grouped, forced("int8").plan, Target.parse("cpu"), [images[0][:1]])
     assert not all(a.ok for a in agreements if a.kind == "conv")
 
 
