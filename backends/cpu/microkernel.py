@@ -283,7 +283,7 @@ class Tasks:
     def _ahead(self, first: Index, width: int, is_followed: Index, is_first: Index | None) -> Ahead | None:
         """What the tiles of a block of ``width`` elements a step fetch: as much behind it, or again their own."""
         steps, known = self.product.steps, self.product.at_typical()
-        if not isinstance(steps, int) or not self._has_several or self.schedule.apart:
+        if not (isinstance(steps, int) and steps) or not self._has_several or self.schedule.apart:
             return None
         tiles = 1 if self.schedule.across else ceil_div(ceil_div(known.rows, self.schedule.rows), self.parts)
         return Ahead(first + T.Select(is_followed, steps * width, 0), steps * width, tiles, steps, 2, is_first)

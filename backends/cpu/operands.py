@@ -113,7 +113,7 @@ class Left:
     def before(self, row: Index, rows: int, block: Block, arithmetic: Arithmetic) -> Left:
         """The operand of a tile that begins with ``row``, which fetches the rows behind it where they stream in."""
         steps = self.reduction.steps(arithmetic)
-        if not self.streams or not isinstance(self.distance, int) or not isinstance(steps, int):
+        if not self.streams or not isinstance(self.distance, int) or not (isinstance(steps, int) and steps):
             return self
         first = bind("rows_ahead", self.bases(row + rows, 1, block.group)[0])
         return replace(self, ahead=Ahead(first, rows * self.distance, 1, steps, 1, block.rows_missing))

@@ -110,3 +110,8 @@ def test_residual_and_result_are_fetched_before_the_sums() -> None:
     written, read = (len(re.findall(rf"\b{name}\b", code)) for name in ("prefetchw", "prefetcht0"))
     assert written == len(re.findall(r"\bprefetchw\b", plain)) > 0
     assert read == len(re.findall(r"\bprefetcht0\b", plain)) + written
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_of_sums_of_nothing_nothing_is_fetched(rows: int) -> None:
+    assert "prefetcht0" not in assembly(300, 0, Precision.FP32, "cpu:znver4", residual=False, rows=rows)
