@@ -9,10 +9,9 @@ from tvm import relax
 
 from ..ir import dims_of, op_name
 from .graph import Graph, Replacement, replace_matches
-from .kinds import pads_zero
+from .kinds import CONVOLUTION, pads_zero
 from .relayout import call_of, ints
 
-_CONVOLUTIONS = frozenset(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
 _POOLS = frozenset(f"relax.nn.avg_pool{rank}d" for rank in (1, 2, 3))
 
 
@@ -44,12 +43,12 @@ class FoldPads:
 
 def _find(graph: Graph, binding: relax.VarBinding) -> Replacement | None:
     call, name = binding.value, op_name(binding.value)
-    if name not in _CONVOLUTIONS | _POOLS:
+    if name not in CONVOLUTION | _POOLS:
         return None
     pad, attrs = graph.call(call.args[0], "relax.nn.pad"), call.attrs
     if pad is None or not pads_zero(pad):
         return None
-    widths, layout = ints(pad.attrs.pad_width), str(attrs.data_layout if name in _CONVOLUTIONS else attrs.layout)
+    widths, layout = ints(pad.attrs.pad_width), str(attrs.data_layout if name in CONVOLUTION else attrs.layout)
     ends = [(widths[2 * axis], widths[2 * axis + 1]) for axis in range(len(dims_of(pad)))]
     spatial = [axis for axis, letter in enumerate(layout) if letter in "DHW"]
     if min(widths) < 0 or any(sum(ends[axis]) for axis in range(len(layout)) if axis not in spatial):
@@ -58,7 +57,7 @@ def _find(graph: Graph, binding: relax.VarBinding) -> Replacement | None:
     padding = [width + ends[axis][end] for width, (end, axis) in
                zip(own, ((end, axis) for end in (0, 1) for axis in spatial), strict=True)]
     common = {"strides": ints(attrs.strides), "padding": padding, "dilation": ints(attrs.dilation)}
-    if name in _CONVOLUTIONS:
+    if name in CONVOLUTION:
         return Replacement((pad.args[0], call.args[1]), lambda emit, x, weight: call_of(call)(
             x, weight, **common, groups=int(attrs.groups), data_layout=layout, kernel_layout=str(attrs.kernel_layout)))
     if bool(attrs.ceil_mode) or (any(own) and not bool(attrs.count_include_pad)):

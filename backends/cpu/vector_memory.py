@@ -17,11 +17,11 @@ from ...precision import Storage
 from .vector_math import Vector, bound, lanes_of, splat, vector_type
 
 Index: TypeAlias = tvm.ir.Expr | int
+LINE_BYTES = 64
+"""Bytes of a cache's line, on all targets."""
 
 # The conversion of a full register to bfloat16, which TVM's own types cannot express.
 _HARDWARE_LANES = 16
-LINE_BYTES = 64
-"""Bytes of a cache's line, on all targets."""
 _TO_BFLOAT16_NAME = "narrowcast_round_to_bf16"
 _TO_BFLOAT16 = """
 define internal <16 x i16> @narrowcast_round_to_bf16(<16 x float> %x) alwaysinline {
